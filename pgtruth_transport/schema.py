@@ -1,0 +1,220 @@
+"""The tables, as SQLAlchemy metadata: what the migrations build and what a test compares them with.
+
+Nothing in the hot path reads this module; statements live in ``sql/``. Times are ``timestamptz`` of the database
+clock. Bodies, results and headers are ``bytea``: a NUL or a lone surrogate in user data can never wedge a row.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Float,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    SmallInteger,
+    Table,
+    Text,
+    text,
+)
+from sqlalchemy.dialects.postgresql import TIMESTAMP
+
+DEFAULT_SCHEMA: Final = "pgtruth"
+NOW = text("clock_timestamp()")
+
+
+def _when(name: str, *, null: bool = True, default: bool = False) -> Column[object]:
+    return Column(name, TIMESTAMP(timezone=True), nullable=null, server_default=NOW if default else None)
+
+
+def build(schema: str = DEFAULT_SCHEMA) -> MetaData:
+    """The metadata of every table, in ``schema``."""
+    meta = MetaData(schema=schema)
+    _jobs(meta)
+    _chords(meta)
+    _transport(meta)
+    _house(meta)
+    return meta
+
+
+def _jobs(meta: MetaData) -> None:
+    Table(
+        "jobs",
+        meta,
+        Column("id", Text, primary_key=True),
+        Column("status", Text, nullable=False),
+        Column("task", Text, nullable=False),
+        Column("queue", Text, nullable=False),
+        Column("priority", SmallInteger, nullable=False, server_default=text("0")),
+        # When it may be claimed; 'infinity' = open: the id exists, its message has not been published yet.
+        _when("run_at", null=False, default=True),
+        _when("expires_at"),
+        _when("created_at", null=False, default=True),
+        _when("updated_at", null=False, default=True),
+        _when("claimed_at"),
+        _when("lease_expires_at"),
+        Column("owned_by", Text),
+        Column("lease_version", BigInteger, nullable=False, server_default=text("0")),
+        Column("retry_count", Integer, nullable=False, server_default=text("0")),
+        Column("max_retries", Integer),  # of the task, learnt at the claim; null = the retry_limit setting
+        # Acknowledged early (task_acks_late off): if its holder dies it fails, it never runs twice.
+        Column("at_most_once", Boolean, nullable=False, server_default=text("false")),
+        _when("unknown_since"),  # since when workers have met it without knowing its task
+        Column("celery_state", Text),  # what AsyncResult says where status alone does not; null = PENDING
+        Column("result", LargeBinary),  # the encoded return value; only where status is done
+        Column("meta", LargeBinary),  # the rest of Celery's result meta, encoded: children, exception, progress
+        Column("error", Text),  # the latest failure, for people
+        Column("headers", LargeBinary),  # JSON
+        Column("properties", LargeBinary),  # JSON, with content_type and content_encoding
+        Column("body", LargeBinary),
+        Column("root_id", Text),
+        Column("parent_id", Text),
+        Column("group_id", Text),
+        CheckConstraint(
+            "status IN ('queued', 'processing', 'done', 'failed', 'enqueue_failed')", name="jobs_status_check"
+        ),
+        CheckConstraint(
+            "(status = 'processing') = (owned_by IS NOT NULL AND lease_expires_at IS NOT NULL)",
+            name="jobs_owner_check",
+        ),
+        CheckConstraint("priority BETWEEN 0 AND 9", name="jobs_priority_check"),
+        Index(
+            "jobs_claim",
+            "queue",
+            text("priority DESC"),
+            "run_at",
+            "id",
+            postgresql_where=text("status = 'queued'"),
+        ),
+        Index("jobs_processing", "id", postgresql_where=text("status = 'processing'")),
+        Index("jobs_enqueue_failed", "id", postgresql_where=text("status = 'enqueue_failed'")),
+        Index("jobs_expiring", "expires_at", postgresql_where=text("status = 'queued' AND expires_at IS NOT NULL")),
+        Index(
+            "jobs_unknown",
+            "unknown_since",
+            postgresql_where=text("status = 'queued' AND unknown_since IS NOT NULL"),
+        ),
+        Index("jobs_ended", "updated_at", postgresql_where=text("status IN ('done', 'failed')")),
+        postgresql_with={"fillfactor": "80"},
+    )
+    Table(
+        "attempts",
+        meta,
+        Column("job_id", Text, nullable=False),
+        Column("lease_version", BigInteger, nullable=False),
+        Column("owned_by", Text, nullable=False),
+        _when("claimed_at", null=False),
+        _when("ended_at", null=False, default=True),
+        Column("outcome", Text, nullable=False),
+        Column("error", Text),
+        PrimaryKeyConstraint("job_id", "lease_version", name="attempts_pkey"),
+    )
+
+
+def _chords(meta: MetaData) -> None:
+    Table(
+        "chords",
+        meta,
+        Column("id", Text, primary_key=True),  # the group id of the header
+        Column("size", Integer),  # null until the publisher has said it
+        Column("extra", Integer, nullable=False, server_default=text("0")),  # added by add_to_chord
+        Column("counted", Integer, nullable=False, server_default=text("0")),
+        Column("fired", Boolean, nullable=False, server_default=text("false")),
+        _when("created_at", null=False, default=True),
+    )
+    Table(
+        "chord_parts",
+        meta,
+        Column("chord_id", Text, nullable=False),
+        Column("part_id", Text, nullable=False),  # the member's job id: counted once, however often it returns
+        Column("position", Float),
+        Column("state", Text, nullable=False),
+        Column("result", LargeBinary),
+        PrimaryKeyConstraint("chord_id", "part_id", name="chord_parts_pkey"),
+    )
+    Table(
+        "groups",
+        meta,
+        Column("id", Text, primary_key=True),
+        Column("result", LargeBinary, nullable=False),
+        _when("created_at", null=False, default=True),
+    )
+    Table(
+        "waiters",  # who waits for which result: only these ends are announced
+        meta,
+        Column("job_id", Text, nullable=False),
+        Column("waiter", Text, nullable=False),
+        _when("expires_at", null=False),
+        PrimaryKeyConstraint("job_id", "waiter", name="waiters_pkey"),
+    )
+
+
+def _transport(meta: MetaData) -> None:
+    Table(
+        "exchanges",
+        meta,
+        Column("name", Text, primary_key=True),
+        Column("type", Text, nullable=False),
+        Column("durable", Boolean, nullable=False),
+        Column("auto_delete", Boolean, nullable=False),
+    )
+    Table(
+        "queues",
+        meta,
+        Column("name", Text, primary_key=True),
+        Column("durable", Boolean, nullable=False),
+        Column("auto_delete", Boolean, nullable=False),
+        Column("ttl", Float),  # seconds that it lives without a consumer; null = for ever
+        _when("expires_at"),
+    )
+    Table(
+        "bindings",
+        meta,
+        Column("exchange", Text, nullable=False),
+        Column("routing_key", Text, nullable=False),
+        Column("queue", Text, nullable=False),
+        PrimaryKeyConstraint("exchange", "routing_key", "queue", name="bindings_pkey"),
+        Index("bindings_queue", "queue"),
+    )
+    Table(
+        "messages",  # everything that is not a task: remote control, events, plain kombu
+        meta,
+        Column("id", BigInteger, Identity(always=True), primary_key=True),
+        Column("queue", Text, nullable=False),
+        Column("priority", SmallInteger, nullable=False, server_default=text("0")),
+        Column("headers", LargeBinary),
+        Column("properties", LargeBinary),
+        Column("body", LargeBinary),
+        _when("expires_at"),
+        Column("owned_by", Text),
+        _when("lease_expires_at"),
+        Column("redelivered", Boolean, nullable=False, server_default=text("false")),
+        Index("messages_fetch", "queue", text("priority DESC"), "id"),
+        CheckConstraint("priority BETWEEN 0 AND 9", name="messages_priority_check"),
+    )
+
+
+def _house(meta: MetaData) -> None:
+    Table(
+        "duties",  # what must be done now and then by whoever comes first
+        meta,
+        Column("name", Text, primary_key=True),
+        _when("ran_at", null=False, default=True),
+        Column("ran_by", Text),
+        Column("timeline", Text),  # the server's timeline when it ran: it changes at a promotion
+        _when("timeline_since"),
+    )
+    Table(
+        "counters",  # what leaves no row behind: stale writes refused, wake-ups that found nothing
+        meta,
+        Column("name", Text, primary_key=True),
+        Column("value", BigInteger, nullable=False, server_default=text("0")),
+    )
