@@ -102,7 +102,7 @@ def _jobs(meta: MetaData) -> None:
             "unknown_since",
             postgresql_where=text("status = 'queued' AND unknown_since IS NOT NULL"),
         ),
-        Index("jobs_ended", "updated_at", postgresql_where=text("status IN ('done', 'failed')")),
+        Index("jobs_ended", "status", "updated_at", postgresql_where=text("status IN ('done', 'failed')")),
         postgresql_with={"fillfactor": "80"},
     )
     Table(
@@ -127,7 +127,6 @@ def _chords(meta: MetaData) -> None:
         Column("size", Integer),  # null until the publisher has said it
         Column("extra", Integer, nullable=False, server_default=text("0")),  # added by add_to_chord
         Column("counted", Integer, nullable=False, server_default=text("0")),
-        Column("fired", Boolean, nullable=False, server_default=text("false")),
         _when("created_at", null=False, default=True),
     )
     Table(

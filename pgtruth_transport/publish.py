@@ -1,0 +1,77 @@
+"""Where published tasks go: the current attempt's finish, the application's transaction, or the database at once.
+
+Promises: the rows are committed before anything is signalled; a signal that cannot be sent parks them as
+``enqueue_failed`` and never fails the publish (ADR-002). If the answer to COMMIT is lost, publishing the same ids
+again changes nothing. A crash between the commit and the signal loses nothing: polling finds the rows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Protocol
+
+from . import attempts, lifecycle
+from .db import Database, retrying
+from .jobs import JobRow
+from .signals import Signal, SignalError
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["JobRow", "TransactionScope", "publish", "transaction_scope", "wake"]
+
+
+class TransactionScope(Protocol):
+    """An application's transaction that publishes join (``in_transaction``)."""
+
+    def insert(self, database: Database, rows: Sequence[JobRow]) -> None:
+        """Write the rows on the application's connection; wake workers after its commit."""
+
+
+transaction_scope: ContextVar[TransactionScope | None] = ContextVar("pgtruth_transaction", default=None)
+
+
+def publish(database: Database, signal: Signal, rows: Sequence[JobRow]) -> None:
+    """Publish ``rows``, wherever they belong now."""
+    attempt = attempts.current()
+    if attempt is not None:
+        rows = attempt.take(rows)
+    if not rows:
+        return
+    scope = transaction_scope.get()
+    if scope is not None:
+        scope.insert(database, rows)
+        return
+
+    def insert() -> set[str]:
+        with database.connection() as conn:
+            return lifecycle.enqueue(conn, database, rows)
+
+    new = retrying(insert)
+    warn_known(rows, new)
+    wake(database, signal, [row for row in rows if row.id in new])
+
+
+def warn_known(rows: Sequence[JobRow], new: set[str]) -> None:
+    """Say which publishes changed nothing because their id exists (first write wins)."""
+    known = [row.id for row in rows if row.id not in new]
+    if known:
+        logger.warning("ignored the publish of %d job id(s) that exist already, first %s", len(known), known[0])
+
+
+def wake(database: Database, signal: Signal, rows: Sequence[JobRow]) -> None:
+    """Tell idle workers of committed rows; park the rows where that fails."""
+    queues: dict[str, list[str]] = {}
+    for row in rows:
+        if row.due_soon:
+            queues.setdefault(row.queue, []).append(row.id)
+    if not queues:
+        return
+    try:
+        signal.wake(queues)
+    except SignalError as exc:
+        ids = [job_id for found in queues.values() for job_id in found]
+        logger.warning("%d job(s) are safe but not signalled, the next sweep will do it: %s", len(ids), exc)
+        with database.connection() as conn:
+            lifecycle.signal_failed(conn, database, ids)

@@ -1,0 +1,36 @@
+-- Called by: lifecycle.claim, once per turn of a worker's loop. queues[] and priorities[] are parallel, in search order.
+-- Locks: the claimed rows only, one by one (the LIMIT stops the nested loop), skipping what others hold.
+-- Index: jobs_claim, one range per (queue, priority) bounded by run_at: neither a backlog nor far ETAs are walked.
+WITH picked AS MATERIALIZED (
+    SELECT c.id
+    FROM unnest(%(queues)s::text[], %(priorities)s::smallint[]) AS s(queue, priority)
+    CROSS JOIN LATERAL (
+        SELECT j.id
+        FROM {schema}.jobs j
+        WHERE j.status = 'queued' AND j.queue = s.queue AND j.priority = s.priority
+            AND j.run_at <= (SELECT clock_timestamp())
+            AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
+        ORDER BY j.run_at, j.id
+        LIMIT %(count)s
+        FOR UPDATE OF j SKIP LOCKED
+    ) c
+    LIMIT %(count)s
+), claimed AS (
+    UPDATE {schema}.jobs j
+    SET status = 'processing', owned_by = %(owner)s, lease_version = j.lease_version + 1,
+        claimed_at = clock_timestamp(), updated_at = clock_timestamp(),
+        lease_expires_at = clock_timestamp() + %(lease)s * interval '1 second',
+        at_most_once = j.task = ANY(%(early)s::text[]),
+        max_retries = (SELECT l.n FROM unnest(%(limit_tasks)s::text[], %(limits)s::int[]) AS l(task, n)
+                       WHERE l.task = j.task),
+        celery_state = CASE WHEN j.task = ANY(%(started)s::text[]) THEN 'STARTED' ELSE j.celery_state END,
+        meta = CASE WHEN j.task = ANY(%(started)s::text[]) THEN NULL ELSE j.meta END
+    FROM picked
+    WHERE j.id = picked.id AND j.status = 'queued'
+    RETURNING j.id, j.task, j.queue, j.priority, j.run_at, j.lease_version, j.retry_count, j.max_retries,
+        j.at_most_once, j.claimed_at::text AS claimed_at, j.headers, j.properties, j.body
+)
+SELECT id, task, queue, priority, lease_version, retry_count, max_retries, at_most_once, claimed_at,
+    headers, properties, body
+FROM claimed
+ORDER BY priority DESC, run_at, id

@@ -1,0 +1,16 @@
+-- Called by: lifecycle.delete_old, by the sweep: ended jobs that are past their keeping time, with their attempts.
+-- Locks: at most the batch, skipping what others hold.
+-- Index: jobs_ended, oldest first; attempts_pkey.
+WITH old AS MATERIALIZED (
+    SELECT id FROM {schema}.jobs
+    WHERE status IN ('done', 'failed') AND status = %(status)s
+        AND updated_at < (SELECT clock_timestamp()) - %(keep)s * interval '1 second'
+    ORDER BY updated_at
+    LIMIT %(count)s
+    FOR UPDATE SKIP LOCKED
+), gone AS (
+    DELETE FROM {schema}.jobs j USING old WHERE j.id = old.id AND j.status IN ('done', 'failed') RETURNING j.id
+), notes AS (
+    DELETE FROM {schema}.attempts a USING gone WHERE a.job_id = gone.id
+)
+SELECT count(*) FROM gone

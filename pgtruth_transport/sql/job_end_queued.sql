@@ -1,0 +1,10 @@
+-- Called by: lifecycle.end_queued, for jobs that nobody holds: cancelled, expired, purged, known to no worker.
+-- Locks: the named rows; a job that was claimed meanwhile is left to its holder.
+-- Index: jobs_pkey.
+UPDATE {schema}.jobs j
+SET status = 'failed', celery_state = g.celery_state, meta = g.meta, error = g.error, result = NULL,
+    updated_at = clock_timestamp()
+FROM unnest(%(ids)s::text[], %(states)s::text[], %(metas)s::bytea[], %(errors)s::text[])
+    AS g(id, celery_state, meta, error)
+WHERE j.id = g.id AND j.status IN ('queued', 'enqueue_failed')
+RETURNING j.id, EXISTS (SELECT 1 FROM {schema}.waiters w WHERE w.job_id = j.id) AS waited

@@ -1,0 +1,24 @@
+-- Called by: lifecycle.finish, once per turn of a worker's loop, and by the sweep on behalf of a dead holder.
+-- Locks: the named rows, only while the attempt still holds them; what follows from the end commits with it.
+-- Index: jobs_pkey; waiters_pkey to learn whether somebody waits for the result.
+WITH given AS (
+    SELECT * FROM unnest(
+        %(ids)s::text[], %(versions)s::bigint[], %(owners)s::text[], %(claimed_ats)s::text[], %(statuses)s::text[],
+        %(outcomes)s::text[], %(states)s::text[], %(results)s::bytea[], %(metas)s::bytea[], %(errors)s::text[]
+    ) AS g(id, lease_version, owned_by, claimed_at, status, outcome, celery_state, result, meta, error)
+), ended AS (
+    UPDATE {schema}.jobs j
+    SET status = g.status, celery_state = g.celery_state, result = g.result, meta = g.meta,
+        error = COALESCE(g.error, j.error), updated_at = clock_timestamp(),
+        owned_by = NULL, claimed_at = NULL, lease_expires_at = NULL
+    FROM given g
+    WHERE j.id = g.id AND j.status = 'processing' AND j.lease_version = g.lease_version AND j.owned_by = g.owned_by
+        AND g.status IN ('done', 'failed')
+    RETURNING j.id, j.lease_version
+), noted AS (
+    INSERT INTO {schema}.attempts (job_id, lease_version, owned_by, claimed_at, outcome, error)
+    SELECT e.id, e.lease_version, g.owned_by, g.claimed_at::timestamptz, g.outcome, g.error
+    FROM ended e JOIN given g USING (id, lease_version)
+)
+SELECT e.id, e.lease_version, EXISTS (SELECT 1 FROM {schema}.waiters w WHERE w.job_id = e.id) AS waited
+FROM ended e

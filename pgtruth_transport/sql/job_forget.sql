@@ -1,0 +1,5 @@
+-- Called by: the result backend, for AsyncResult.forget(): the result goes, the truth about the job stays.
+-- Locks: the row.
+-- Index: jobs_pkey.
+UPDATE {schema}.jobs SET celery_state = NULL, result = NULL, meta = NULL
+WHERE id = %(id)s AND status IN ('done', 'failed')

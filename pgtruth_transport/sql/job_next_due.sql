@@ -1,0 +1,12 @@
+-- Called by: lifecycle.next_due, when a claim found nothing: how long an idle worker may sleep.
+-- Locks: nothing.
+-- Index: jobs_claim, one probe per (queue, priority).
+SELECT EXTRACT(EPOCH FROM min(c.run_at) - clock_timestamp())::float8
+FROM unnest(%(queues)s::text[], %(priorities)s::smallint[]) AS s(queue, priority)
+CROSS JOIN LATERAL (
+    SELECT j.run_at FROM {schema}.jobs j
+    WHERE j.status = 'queued' AND j.queue = s.queue AND j.priority = s.priority
+        AND j.run_at > (SELECT clock_timestamp()) AND j.run_at < 'infinity'
+    ORDER BY j.run_at
+    LIMIT 1
+) c
