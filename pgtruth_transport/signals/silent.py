@@ -1,0 +1,41 @@
+"""The signal that never arrives (``silent://``): polling alone. Proves that polling is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from . import Woken
+
+
+class SilentSignal:
+    """Sends nothing, and so never fails."""
+
+    name = "silent"
+
+    def wake(self, queues: Mapping[str, Sequence[str]]) -> None:
+        """Nothing: polling finds the rows."""
+
+    def announce(self, job_ids: Sequence[str]) -> None:
+        """Nothing: whoever waits polls."""
+
+    def listener(self) -> SilentListener:
+        return SilentListener()
+
+
+class SilentListener:
+    """Hears nothing."""
+
+    def watch(self, queues: Iterable[str]) -> None:
+        """Nothing to subscribe to."""
+
+    def watch_results(self) -> None:
+        """Nothing to subscribe to."""
+
+    def fileno(self) -> int:
+        return -1
+
+    def drain(self) -> Woken:
+        return Woken()
+
+    def close(self) -> None:
+        """Nothing to close."""
