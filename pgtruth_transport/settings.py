@@ -94,7 +94,7 @@ class Settings:
             given["application_name"] = found["application_name"]
         found.pop("application_name", None)
         _one_timeout(given, found)
-        checked = {name: _CHECKS[name](name, value) for name, value in given.items()}
+        checked: dict[str, Any] = {name: _CHECKS[name](name, value) for name, value in given.items()}
         found["connect_timeout"] = str(checked.get("connect_timeout", 5))
         settings = cls(conninfo=conninfo_of(found), **checked)
         _consistent(settings)

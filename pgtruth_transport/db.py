@@ -1,0 +1,268 @@
+"""Connections to PostgreSQL: where they come from, when they are dropped, and which errors mean what.
+
+A connection is opened by the process that uses it and never crosses a fork: in a child the parent's sockets are
+replaced by ``/dev/null``, so that the child can neither speak on them nor keep the server's side of them alive after the
+parent's death. All are in autocommit and keep no session state (no SET, no session locks, no temporary tables), so a
+transaction pooler may stand in between. If the process dies, the server rolls back what it had not committed; nothing
+here needs to be cleaned up.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import select
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.pq import ConnStatus, PipelineStatus, TransactionStatus
+from psycopg.rows import TupleRow
+
+from pgtruth_transport import sql
+from pgtruth_transport.settings import Settings, parse_url
+
+T = TypeVar("T")
+
+#: What a lost, refused or read-only database raises: drop the connection, and ask again later.
+CONNECTION_ERRORS: Final[tuple[type[Exception], ...]] = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    psycopg.errors.ReadOnlySqlTransaction,  # a primary that became a standby
+)
+#: serialization_failure, deadlock_detected: the same statement succeeds when it is run again.
+TRANSIENT: Final = frozenset({"40001", "40P01"})
+MAX_IDLE: Final = 4
+_ATTEMPTS: Final = 5
+
+
+class Connection(psycopg.Connection[TupleRow]):
+    """A psycopg connection that does not wait for ever: ``patience`` bounds each wait for the server, in seconds.
+
+    A server that is paused or a link that swallows packets would otherwise hold the caller until TCP gives up.
+    """
+
+    patience: float | None = None
+
+    def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
+        if self.patience is not None:
+            gen = _bounded(gen, self.patience)
+        return super().wait(gen, *args, **kwargs)
+
+
+def _bounded(gen: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
+    """``gen``, given up after ``seconds``: psycopg resumes it every tenth of a second, ready or not."""
+    deadline = time.monotonic() + seconds
+    try:
+        wanted = next(gen)
+        while True:
+            ready = yield wanted
+            if not ready and time.monotonic() > deadline:
+                gen.close()
+                raise psycopg.OperationalError(f"PostgreSQL did not answer within {seconds:g} s")
+            wanted = gen.send(ready)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+class Database:
+    """The connections of one process to the database that ``settings`` names. Thread-safe."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._idle: list[Connection] = []
+
+    @classmethod
+    def of(cls, settings: Settings) -> Database:
+        """This process's database for ``settings``: every caller shares its pool."""
+        with _registry_lock:
+            found = _registry.get(settings)
+            if found is None:
+                found = _registry[settings] = cls(settings)
+            return found
+
+    @contextmanager
+    def connection(self, patience: float | None = None) -> Iterator[Connection]:
+        """A connection from the pool, in autocommit; a new one where no idle one is left.
+
+        ``patience`` bounds the wait for each answer. What a body leaves broken, or inside a transaction, is closed.
+        """
+        connection = self._take() or self._connect(self.settings.application_name)
+        connection.patience = patience
+        reusable = True
+        try:
+            yield connection
+        except psycopg.errors.ReadOnlySqlTransaction:
+            reusable = False
+            raise
+        finally:
+            self._give_back(connection, reusable)
+
+    def open(self, purpose: str) -> Connection:
+        """A connection of the caller's own (it closes it), named ``<application_name>:<purpose>`` in the server.
+
+        The one for ``listen`` goes to ``listen_url`` where that is set.
+        """
+        return self._connect(f"{self.settings.application_name}:{purpose}"[:63], listen=purpose == "listen")
+
+    def sql(self, name: str) -> bytes:
+        """The statement of ``sql/<name>.sql`` for this schema."""
+        return sql.load(name, self.settings.schema)
+
+    def close(self) -> None:
+        """Close what is idle. The database stays usable: the next statement opens a new connection."""
+        self._forget_parent()
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            _close(connection)
+
+    def _take(self) -> Connection | None:
+        self._forget_parent()
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                connection = self._idle.pop()
+            if _is_quiet(connection):
+                return connection
+            _close(connection)
+
+    def _give_back(self, connection: Connection, reusable: bool) -> None:
+        if self._forget_parent() or connection in _abandoned:
+            return
+        connection.patience = None
+        if reusable and _is_clean(connection):
+            with self._lock:
+                if len(self._idle) < MAX_IDLE:
+                    self._idle.append(connection)
+                    return
+        _close(connection)
+
+    def _forget_parent(self) -> bool:
+        """In a child that forked without Python's knowledge (some servers do): let go of what the parent opened."""
+        if self._pid == os.getpid():
+            return False
+        _after_fork_in_child()
+        self._reset()
+        return True
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._idle = []
+
+    def _connect(self, application_name: str, *, listen: bool = False) -> Connection:
+        settings = self.settings
+        conninfo = parse_url(settings.listen_url) if listen and settings.listen_url else settings.conninfo
+        timeout = settings.connect_timeout
+        wanted: dict[str, Any] = {
+            "client_encoding": "UTF8",
+            "connect_timeout": timeout,
+            "keepalives": 1,
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "tcp_user_timeout": max(timeout, 5) * 1000,
+            **conninfo_to_dict(conninfo),
+            "application_name": application_name,
+        }
+        try:
+            connection = Connection.connect(
+                autocommit=True, prepare_threshold=5 if settings.prepare else None, **wanted
+            )
+        except psycopg.OperationalError as exc:
+            raise psycopg.OperationalError(f"cannot connect to PostgreSQL at {_place(wanted)}: {exc}") from exc
+        _live.add(connection)
+        return connection
+
+
+def is_transient(exc: BaseException) -> bool:
+    """Whether running the same statement again is all that ``exc`` asks for."""
+    return isinstance(exc, psycopg.Error) and exc.sqlstate in TRANSIENT
+
+
+def retrying(call: Callable[[], T]) -> T:
+    """What ``call`` returns, calling it again on a serialization failure or deadlock: five times in all, with jitter."""
+    for attempt in range(1, _ATTEMPTS):
+        try:
+            return call()
+        except psycopg.Error as exc:
+            if not is_transient(exc):
+                raise
+        time.sleep(random.uniform(0.001, 0.01 * 2**attempt))
+    return call()
+
+
+def _place(wanted: dict[str, Any]) -> str:
+    hosts = str(wanted.get("host") or "the default host").split(",")
+    ports = str(wanted.get("port") or "").split(",")
+    ports = ports * len(hosts) if len(ports) == 1 else ports
+    shown = ",".join(f"{host}:{port}" if port else host for host, port in zip(hosts, ports, strict=False))
+    return f"{shown}, database {wanted.get('dbname') or wanted.get('service')!r}"
+
+
+def _is_clean(connection: Connection) -> bool:
+    """Whether the next user finds it as new: open, outside any transaction and pipeline."""
+    pgconn = connection.pgconn
+    return (
+        pgconn.status == ConnStatus.OK
+        and pgconn.transaction_status == TransactionStatus.IDLE
+        and pgconn.pipeline_status == PipelineStatus.OFF
+        and connection.autocommit
+    )
+
+
+def _is_quiet(connection: Connection) -> bool:
+    """Whether an idle connection is still usable: a server that closed it has left something to read (EOF)."""
+    if connection.pgconn.status != ConnStatus.OK:
+        return False
+    poll = select.poll()
+    poll.register(connection.pgconn.socket, select.POLLIN)
+    return not poll.poll(0)
+
+
+def _close(connection: Connection) -> None:
+    with suppress(psycopg.Error, OSError):
+        connection.close()
+
+
+_registry: dict[Settings, Database] = {}
+_registry_lock = threading.Lock()
+#: Every connection of this process that may be open.
+_live: weakref.WeakSet[Connection] = weakref.WeakSet()
+#: A parent's connections, in the child: kept, so that their destructors never run.
+_abandoned: list[Connection] = []
+
+
+def _after_fork_in_child() -> None:
+    """Take the parent's sockets away from this child without a word on the wire; its objects then only raise."""
+    global _live, _registry_lock
+    null = os.open(os.devnull, os.O_RDWR)
+    for connection in list(_live):
+        _abandoned.append(connection)
+        with suppress(psycopg.Error, OSError):
+            os.dup2(null, connection.pgconn.socket, inheritable=False)
+    os.close(null)
+    _live = weakref.WeakSet()
+    _registry_lock = threading.Lock()
+    for database in _registry.values():
+        database._reset()
+
+
+@atexit.register
+def _close_all() -> None:
+    for database in list(_registry.values()):
+        database.close()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
