@@ -25,6 +25,7 @@ class Runs:
     started: Counter[str]
     returned: Counter[str]
     by_task: Counter[str]
+    running: dict[str, int]  # job -> the process above the one that started it last and has not returned
 
 
 def connect(path: Path) -> None:
@@ -43,7 +44,7 @@ def connect(path: Path) -> None:
 
 def read(path: Path) -> Runs:
     """Count the lines; a last line that was cut off by a kill is left out."""
-    runs = Runs(Counter(), Counter(), Counter())
+    runs = Runs(Counter(), Counter(), Counter(), {})
     if not path.exists():
         return runs
     for line in path.read_text().splitlines():
@@ -54,13 +55,20 @@ def read(path: Path) -> Runs:
         if event["what"] == "start":
             runs.started[event["job"]] += 1
             runs.by_task[event["task"]] += 1
+            runs.running[event["job"]] = event["parent"]
         else:
+            runs.running.pop(event["job"], None)
             runs.returned[event["job"]] += 1
     return runs
 
 
 def _append(path: Path, what: str, job: str, task: str) -> None:
-    line = json.dumps({"what": what, "job": job, "task": task, "pid": os.getpid(), "at": time.time()}) + "\n"
+    line = (
+        json.dumps(
+            {"what": what, "job": job, "task": task, "pid": os.getpid(), "parent": os.getppid(), "at": time.time()}
+        )
+        + "\n"
+    )
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(handle, line.encode())

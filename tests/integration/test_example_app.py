@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import ClassVar
 from urllib.error import HTTPError
 
 import pytest
@@ -133,7 +134,7 @@ def test_a_report_on_an_empty_folder_starts_nothing(tmp_path: Path) -> None:
 
 
 class _Recipient(BaseHTTPRequestHandler):
-    seen: list[tuple[str | None, bytes]] = []
+    seen: ClassVar[list[tuple[str | None, bytes]]] = []
     status = 204
 
     def do_POST(self) -> None:

@@ -1,0 +1,140 @@
+"""Sets the stage: servers, schema, workers, beat and Flower, all real processes, each waited for until it is ready."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from celery_app.demo.fleet import Fleet, Member
+from celery_app.demo.recipient import recipient
+from celery_app.demo.screen import Screen
+from celery_app.settings import AppSettings
+from pgtruth_transport.testing.servers import EmbeddedPostgres, EmbeddedValkey
+
+ROOT = Path(__file__).resolve().parents[2]
+CONCURRENCY = 2
+FLOWER_PORT = 5555
+MODES = ("redis", "notify")
+
+
+class Trouble(RuntimeError):
+    """The demo cannot go on; the message says what was waited for and where to look."""
+
+
+@dataclass(slots=True)
+class Stage:
+    """All that runs."""
+
+    mode: str
+    folder: Path
+    dsn: str
+    redis_url: str | None
+    env: dict[str, str]
+    webhook: str
+    webhooks_seen: dict[str, int]
+    fleet: Fleet
+    flower: str = ""
+    workers: dict[str, Member] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> AppSettings:
+        """The settings that every process of the stage has."""
+        return AppSettings.from_env(self.env)
+
+    def start_worker(self, name: str) -> Member:
+        """Start a worker process; does not wait for it."""
+        options = ["-n", f"{name}@%h", "-c", str(CONCURRENCY), "-l", "INFO", "-E"]
+        member = self.fleet.start(f"worker-{name}", ["celery", "-A", "celery_app", "worker", *options])
+        self.workers[name] = member
+        return member
+
+
+@contextmanager
+def set_up(mode: str, screen: Screen, *, keep: bool = False) -> Iterator[Stage]:
+    """Everything up and ready; everything gone afterwards, the folder of logs only after a good end."""
+    folder = Path(tempfile.mkdtemp(prefix="pgtruth-demo-"))
+    screen.say(f"logs and output: {folder}")
+    with ExitStack() as stack:
+        stage = _servers(mode, folder, stack)
+        screen.say(f"PostgreSQL is up{' and Valkey' if stage.redis_url else ', no Redis in this mode'}")
+        _migrate(stage)
+        screen.say("the schema is there (celery -A celery_app pgtruth migrate)")
+        _processes(stage, screen)
+        yield stage
+    if not keep:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _servers(mode: str, folder: Path, stack: ExitStack) -> Stage:
+    postgres = stack.enter_context(EmbeddedPostgres())
+    redis_url = stack.enter_context(EmbeddedValkey()).url if mode == "redis" else None
+    webhook, seen = stack.enter_context(recipient())
+    env = os.environ | {
+        "BROKER_URL": "pgtruth://" + postgres.dsn.partition("://")[2],
+        "RESULT_BACKEND": "pgtruth://",
+        "SIGNAL_URL": redis_url or "",
+        "OUTPUT_DIR": str(folder / "output"),
+        "RUNS_FILE": str(folder / "runs.jsonl"),
+        "PYTHONUNBUFFERED": "1",
+    }
+    fleet = stack.enter_context(Fleet(folder, env, ROOT))
+    return Stage(mode, folder, postgres.dsn, redis_url, env, webhook, seen, fleet)
+
+
+def _migrate(stage: Stage) -> None:
+    member = stage.fleet.start("migrate", ["celery", "-A", "celery_app", "pgtruth", "migrate"])
+    if member.process.wait(timeout=30) != 0:
+        raise Trouble(f"the migration failed:\n{member.tail()}")
+    stage.fleet.members.remove(member)
+
+
+def _processes(stage: Stage, screen: Screen) -> None:
+    port = _port(int(stage.env.get("FLOWER_PORT", FLOWER_PORT)))
+    stage.flower = f"http://127.0.0.1:{port}"
+    for name in ("one", "two"):
+        stage.start_worker(name)
+    beat = stage.fleet.start(
+        "beat", ["celery", "-A", "celery_app", "beat", "-l", "INFO", "-s", str(stage.folder / "beat-schedule")]
+    )
+    flower = stage.fleet.start(
+        "flower",
+        ["celery", "-A", "celery_app", "pgtruth", "flower", "--address=127.0.0.1", f"--port={port}"],
+    )
+    for member, words in (
+        *((worker, " ready.") for worker in stage.workers.values()),
+        (beat, "beat: Starting"),
+        (flower, "Visit me"),
+    ):
+        wait(member, f"{member.name} to be ready", 30, lambda m=member, w=words: m.says(w))
+    screen.say(f"two workers, beat and Flower are up ({stage.flower})")
+
+
+def wait(member: Member, what: str, seconds: float, condition: Callable[[], bool]) -> None:
+    """Wait until ``condition`` holds; a member that ended instead is trouble at once."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if not member.alive():
+            raise Trouble(f"{member.name} ended ({member.process.returncode}); its last words:\n{member.tail()}")
+        if time.monotonic() > deadline:
+            raise Trouble(f"waited {seconds:.0f} s for {what}; the last words of {member.log}:\n{member.tail()}")
+        time.sleep(0.05)
+
+
+def _port(wanted: int) -> int:
+    """``wanted`` if it is free, else any free port."""
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise Trouble("no free port on 127.0.0.1 for Flower")

@@ -1,0 +1,106 @@
+"""The demo's judge, and that none of its processes outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from celery_app.demo.fleet import Fleet
+from celery_app.demo.score import Job, Score, judge
+from celery_app.demo.screen import complaints
+from celery_app.recorder import Runs
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _score(*jobs: Job, p95: float = 1.0) -> Score:
+    return Score({job.id: job for job in jobs}, [], {}, (0.5, p95, 9.0))
+
+
+def _runs(**started: int) -> Runs:
+    return Runs(Counter(started), Counter(), Counter(), {})
+
+
+def test_all_is_well() -> None:
+    verdict = judge(_score(Job("a", "done", 0, 1, 0), Job("b", "done", 1, 1, 1)), _runs(a=1, b=2), {"a", "b"}, set())
+    assert verdict.well and complaints(verdict) == []
+
+
+@pytest.mark.parametrize("status", ["queued", "processing", "enqueue_failed"])
+def test_a_job_that_has_not_ended_is_lost(status: str) -> None:
+    assert judge(_score(Job("a", status, 0, 0, 0)), _runs(), {"a"}, set()).lost == {"a"}
+
+
+def test_a_job_without_a_row_is_lost() -> None:
+    assert judge(_score(), _runs(a=1), {"a"}, set()).lost == {"a"}
+
+
+def test_two_ends_are_doubled() -> None:
+    assert judge(_score(Job("a", "done", 1, 2, 0)), _runs(a=2), {"a"}, set()).doubled == {"a"}
+
+
+def test_more_runs_than_retries_explain_are_doubled() -> None:
+    assert judge(_score(Job("a", "done", 0, 1, 0)), _runs(a=2), {"a"}, set()).doubled == {"a"}
+
+
+def test_only_the_hopeless_may_fail() -> None:
+    verdict = judge(_score(Job("a", "failed", 3, 1, 0), Job("b", "failed", 3, 1, 0)), _runs(), {"a", "b"}, {"a"})
+    assert verdict.broken == {"b"} and not verdict.well
+
+
+def test_late_is_a_p95_over_the_objective() -> None:
+    assert judge(_score(p95=25.0), _runs(), set(), set()).well
+    verdict = judge(_score(p95=25.1), _runs(), set(), set())
+    assert verdict.late == 25.1 and "LATE" in complaints(verdict)[0]
+
+
+def test_the_fleet_ends_its_groups(tmp_path: Path) -> None:
+    with Fleet(tmp_path, os.environ, ROOT) as fleet:
+        member = fleet.start("sleeper", ["timeit", "-n1", "import time; time.sleep(600)"])
+        os.kill(member.pid, signal.SIGSTOP)  # a stopped process must not outlive the demo either
+        assert member.alive() and fleet.fallen() == []
+    assert not member.alive()
+
+
+def test_a_killed_demo_leaves_nothing_behind(tmp_path: Path) -> None:
+    """SIGKILL leaves no time for cleaning up: the leash does it."""
+    code = (
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from celery_app.demo.fleet import Fleet\n"
+        f"with Fleet(Path({str(tmp_path)!r}), os.environ, Path({str(ROOT)!r})) as fleet:\n"
+        "    member = fleet.start('sleeper', ['timeit', '-n1', 'import time; time.sleep(600)'])\n"
+        "    print(member.pid, flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT) as demo:
+        assert demo.stdout is not None
+        group = int(demo.stdout.readline())
+        os.killpg(group, 0)
+        demo.kill()
+    deadline = time.monotonic() + 10
+    while _exists(group):
+        assert time.monotonic() < deadline, f"process group {group} outlived the demo"
+        time.sleep(0.05)
+
+
+def _exists(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return not _zombie(group)
+
+
+def _zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return False
