@@ -68,9 +68,7 @@ def mask_url(url: str) -> str:
     if at:
         name, colon, _ = user.partition(":")
         authority = f"{name}{':**' if colon else ''}@{hosts}"
-    query = re.sub(
-        r"([?&;]([^=&;?]*)=)([^&;?]*)", lambda m: f"{m[1]}**" if m[2].lower() in SECRETS else m[0], query
-    )
+    query = re.sub(r"([?&;]([^=&;?]*)=)([^&;?]*)", lambda m: f"{m[1]}**" if m[2].lower() in SECRETS else m[0], query)
     return f"{scheme}{separator}{authority}{query}"
 
 

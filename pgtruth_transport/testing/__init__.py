@@ -1,0 +1,1 @@
+"""Real servers for tests and demos; never imported by the library itself."""
