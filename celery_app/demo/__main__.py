@@ -61,7 +61,7 @@ def up(mode: str, screen: Screen) -> int:
         while not stage.fleet.fallen():
             time.sleep(0.5)
         fallen = stage.fleet.fallen()[0]
-        raise Trouble(f"{fallen.name} ended by itself; its last words:\n{fallen.tail()}")
+        raise Trouble(f"{fallen.name} ended by itself; its last words:\n{fallen.process.tail()}")
 
 
 def use_app(stage: Stage) -> None:

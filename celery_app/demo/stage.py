@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,11 +17,13 @@ from celery_app.demo.fleet import Fleet, Member
 from celery_app.demo.recipient import recipient
 from celery_app.demo.screen import Screen
 from celery_app.settings import AppSettings
+from pgtruth_transport.testing.processes import ServerError, free_port
 from pgtruth_transport.testing.servers import EmbeddedPostgres, EmbeddedValkey
 
 ROOT = Path(__file__).resolve().parents[2]
 CONCURRENCY = 2
 FLOWER_PORT = 5555
+DATABASE = "app"
 MODES = ("redis", "notify")
 
 
@@ -73,11 +76,12 @@ def set_up(mode: str, screen: Screen, *, keep: bool = False) -> Iterator[Stage]:
 
 
 def _servers(mode: str, folder: Path, stack: ExitStack) -> Stage:
-    postgres = stack.enter_context(EmbeddedPostgres())
+    postgres = stack.enter_context(EmbeddedPostgres(durable=True))
+    postgres.create_database(DATABASE)
     redis_url = stack.enter_context(EmbeddedValkey()).url if mode == "redis" else None
     webhook, seen = stack.enter_context(recipient())
     env = os.environ | {
-        "BROKER_URL": "pgtruth://" + postgres.dsn.partition("://")[2],
+        "BROKER_URL": postgres.url_for(DATABASE),
         "RESULT_BACKEND": "pgtruth://",
         "SIGNAL_URL": redis_url or "",
         "OUTPUT_DIR": str(folder / "output"),
@@ -85,14 +89,14 @@ def _servers(mode: str, folder: Path, stack: ExitStack) -> Stage:
         "PYTHONUNBUFFERED": "1",
     }
     fleet = stack.enter_context(Fleet(folder, env, ROOT))
-    return Stage(mode, folder, postgres.dsn, redis_url, env, webhook, seen, fleet)
+    return Stage(mode, folder, postgres.dsn_for(DATABASE), redis_url, env, webhook, seen, fleet)
 
 
 def _migrate(stage: Stage) -> None:
-    member = stage.fleet.start("migrate", ["celery", "-A", "celery_app", "pgtruth", "migrate"])
-    if member.process.wait(timeout=30) != 0:
-        raise Trouble(f"the migration failed:\n{member.tail()}")
-    stage.fleet.members.remove(member)
+    command = [sys.executable, "-m", "celery", "-A", "celery_app", "pgtruth", "migrate"]
+    done = subprocess.run(command, cwd=ROOT, env=stage.env, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode != 0:
+        raise Trouble(f"the migration failed:\n{done.stdout}{done.stderr}")
 
 
 def _processes(stage: Stage, screen: Screen) -> None:
@@ -118,23 +122,13 @@ def _processes(stage: Stage, screen: Screen) -> None:
 
 def wait(member: Member, what: str, seconds: float, condition: Callable[[], bool]) -> None:
     """Wait until ``condition`` holds; a member that ended instead is trouble at once."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if not member.alive():
-            raise Trouble(f"{member.name} ended ({member.process.returncode}); its last words:\n{member.tail()}")
-        if time.monotonic() > deadline:
-            raise Trouble(f"waited {seconds:.0f} s for {what}; the last words of {member.log}:\n{member.tail()}")
-        time.sleep(0.05)
+    try:
+        member.process.wait_until(condition, seconds)
+    except ServerError as error:
+        raise Trouble(f"waited for {what}: {error}") from None
 
 
 def _port(wanted: int) -> int:
-    """``wanted`` if it is free, else any free port."""
-    for port in (wanted, 0):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise Trouble("no free port on 127.0.0.1 for Flower")
+    """``wanted`` if nobody listens there, else a free port."""
+    with socket.socket() as probe:
+        return wanted if probe.connect_ex(("127.0.0.1", wanted)) else free_port()

@@ -132,7 +132,7 @@ class Story:
             known, ended = score.ask(self.connection, "progress")[0]
             self.screen.progress(ended, known, len(self.submitted.ids))
             for member in self.stage.fleet.fallen():
-                raise Trouble(f"{member.name} ended by itself; its last words:\n{member.tail()}")
+                raise Trouble(f"{member.name} ended by itself; its last words:\n{member.process.tail()}")
 
     def _feed(self) -> None:
         if not self._feeding:

@@ -30,7 +30,8 @@ def _runs(**started: int) -> Runs:
 
 def test_all_is_well() -> None:
     verdict = judge(_score(Job("a", "done", 0, 1, 0), Job("b", "done", 1, 1, 1)), _runs(a=1, b=2), {"a", "b"}, set())
-    assert verdict.well and complaints(verdict) == []
+    assert verdict.well
+    assert complaints(verdict) == []
 
 
 @pytest.mark.parametrize("status", ["queued", "processing", "enqueue_failed"])
@@ -52,20 +53,23 @@ def test_more_runs_than_retries_explain_are_doubled() -> None:
 
 def test_only_the_hopeless_may_fail() -> None:
     verdict = judge(_score(Job("a", "failed", 3, 1, 0), Job("b", "failed", 3, 1, 0)), _runs(), {"a", "b"}, {"a"})
-    assert verdict.broken == {"b"} and not verdict.well
+    assert verdict.broken == {"b"}
+    assert not verdict.well
 
 
 def test_late_is_a_p95_over_the_objective() -> None:
     assert judge(_score(p95=25.0), _runs(), set(), set()).well
     verdict = judge(_score(p95=25.1), _runs(), set(), set())
-    assert verdict.late == 25.1 and "LATE" in complaints(verdict)[0]
+    assert verdict.late == 25.1
+    assert "LATE" in complaints(verdict)[0]
 
 
 def test_the_fleet_ends_its_groups(tmp_path: Path) -> None:
     with Fleet(tmp_path, os.environ, ROOT) as fleet:
         member = fleet.start("sleeper", ["timeit", "-n1", "import time; time.sleep(600)"])
         os.kill(member.pid, signal.SIGSTOP)  # a stopped process must not outlive the demo either
-        assert member.alive() and fleet.fallen() == []
+        assert member.alive()
+        assert fleet.fallen() == []
     assert not member.alive()
 
 

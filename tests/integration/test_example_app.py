@@ -17,9 +17,10 @@ from urllib.error import HTTPError
 
 import pytest
 from celery import Task
+from PIL import Image
+
 from celery_app import recorder, schedule
 from celery_app.settings import AppSettings, WrongSetting
-from PIL import Image
 from tasks.cleanup import remove_old_files
 from tasks.reports import Measure, measure_image, start_report, summarise, write_summary
 from tasks.thumbnails import make_thumbnail, thumbnail_name
@@ -207,7 +208,8 @@ def test_clean_up_removes_old_files_only(tmp_path: Path) -> None:
     young.touch()
     os.utime(old, (time.time() - 7200, time.time() - 7200))
     assert remove_old_files(str(tmp_path), 1.0) == 1
-    assert not old.exists() and young.exists()
+    assert not old.exists()
+    assert young.exists()
 
 
 def test_clean_up_of_a_missing_folder(tmp_path: Path) -> None:
@@ -225,7 +227,9 @@ def test_the_recorder_counts_starts_and_returns(tmp_path: Path) -> None:
     with file.open("a") as half:
         half.write('{"what": "sta')  # a kill in the middle of a line
     runs = recorder.read(file)
-    assert runs.started == {"a": 2} and runs.returned == {"a": 1} and runs.by_task == {"t": 2}
+    assert runs.started == {"a": 2}
+    assert runs.returned == {"a": 1}
+    assert runs.by_task == {"t": 2}
 
 
 def test_no_file_means_no_runs(tmp_path: Path) -> None:
