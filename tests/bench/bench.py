@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
-import subprocess
-import tempfile
-import threading
 import time
 
 import measures
-import psycopg
 import report
-import stores
 from adapters import SYSTEMS
 from harness import HERE, Bench
 
@@ -25,7 +19,7 @@ SHORT = "celery-redis-reliable,pgtruth-notify,pgtruth-redis"
 def run(o: argparse.Namespace) -> None:
     """Rounds over the systems in turn, so that a noisy minute hits all of them."""
     systems = o.systems.split(",")
-    b = Bench(systems, o.out, o.fsync_us)
+    b = Bench(systems, o.out)
     try:
         for rep in range(o.rep0, o.rep0 + o.reps):
             for s in systems:
@@ -75,59 +69,6 @@ def short(o: argparse.Namespace) -> None:
     print(f"\nRecords: {os.path.relpath(o.out)}")
 
 
-def listen(url: str) -> None:
-    """One idle worker: a connection that listens and reads what it is told, until the server ends it."""
-    try:
-        with psycopg.connect(url, autocommit=True) as c:
-            c.execute("LISTEN c")
-            for _ in c.notifies():
-                pass
-    except psycopg.Error:
-        pass
-
-
-PGBENCH = {
-    "insert": "WITH i AS (INSERT INTO t (p) VALUES (repeat('x', 200)) RETURNING 1) SELECT length('c') FROM i;",
-    "insert+notify": "WITH i AS (INSERT INTO t (p) VALUES (repeat('x', 200)) RETURNING 1) "
-    "SELECT pg_notify('c', '') FROM i;",
-    "insert async": "INSERT INTO t (p) VALUES (repeat('x', 200));",
-    "insert 10 rows": "INSERT INTO t (p) SELECT repeat('x', 200) FROM generate_series(1, 10);",
-}
-
-
-def pgbench(o: argparse.Namespace) -> None:
-    """TPS of single-row durable inserts: plain, with NOTIFY, and with asynchronous commit."""
-    os.makedirs(stores.WORK, exist_ok=True)
-    pg = stores.Postgres(o.fsync_us)
-    try:
-        with open(o.out, "a") as out:
-            for rep in range(o.reps):
-                pg.recreate("limit")
-                with psycopg.connect(pg.url("limit"), autocommit=True) as c:
-                    c.execute("CREATE TABLE t (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, p text)")
-                threading.Thread(target=listen, args=(pg.url("limit"),), daemon=True).start()
-                for name, sql in PGBENCH.items():
-                    for conc in (1, 2, 8):
-                        tps = _tps(pg, name, sql, conc, o.secs)
-                        rec = {"system": f"pgbench {name}", "rep": rep, "test": "pgbench", "conc": conc, "rate": tps}
-                        line = json.dumps({**rec, "fsync_us": o.fsync_us})
-                        print(line, file=out, flush=True)
-                        print(line, flush=True)
-    finally:
-        pg.stop()
-
-
-def _tps(pg: stores.Postgres, name: str, sql: str, conc: int, secs: int) -> float:
-    env = dict(os.environ, PGOPTIONS="-c synchronous_commit=off" if "async" in name else "")
-    with tempfile.NamedTemporaryFile("w", suffix=".sql") as f:
-        f.write(sql)
-        f.flush()
-        argv = [f"{pg.bin}/pgbench", "-n", "-M", "prepared", "-f", f.name, "-c", str(conc), "-j", "2"]
-        argv += ["-T", str(secs), "-h", "127.0.0.1", "-p", str(pg.port), "-U", "bench", "limit"]
-        r = subprocess.run(argv, capture_output=True, text=True, check=True, env=env)
-    return round(float(r.stdout.split("tps = ")[1].split()[0]), 1)
-
-
 def table(o: argparse.Namespace) -> None:
     rows = report.load(o.results)
     print(report.table(rows, o.base))
@@ -148,7 +89,6 @@ def _run_options(p: argparse.ArgumentParser, **defaults: object) -> None:
     p.add_argument("--far", type=int, default=20_000, help="tasks with a far ETA")
     p.add_argument("--backlog", default="5000,50000,200000")
     p.add_argument("--window", type=float, default=20, help="seconds of a growth test")
-    p.add_argument("--fsync-us", type=int, default=0, help="make every WAL flush this much slower")
     p.add_argument("--out", required="out" not in defaults)
     p.set_defaults(**defaults)
 
@@ -159,12 +99,6 @@ def main() -> None:
     _run_options(sub.add_parser("run", help="everything"), f=run)
     p = sub.add_parser("short", help="what `make bench` runs")
     _run_options(p, f=short, systems=SHORT, tests="drain,latency,idle,far", jobs=4000, secs=15, idle_secs=15, out=None)
-    p = sub.add_parser("pgbench", help="what the server itself can do")
-    p.set_defaults(f=pgbench)
-    p.add_argument("--reps", type=int, default=3)
-    p.add_argument("--secs", type=int, default=4)
-    p.add_argument("--fsync-us", type=int, default=0)
-    p.add_argument("--out", required=True)
     p = sub.add_parser("table", help="medians and ratios of earlier runs")
     p.set_defaults(f=table)
     p.add_argument("results", nargs="+")

@@ -54,13 +54,18 @@ def main(system: str, what: str, *args: str) -> None:
 
     module = importlib.import_module("adapters." + SYSTEMS[system][0])
     if what == "setup":
-        return module.setup()
-    if what == "worker":
-        return print(json.dumps({"argv": module.worker(int(args[0]))}))
+        module.setup()
+        return
     n = int(args[0])
-    if what == "seed" and hasattr(module, "seed"):
-        return module.seed(n)
-    producer = module.Producer()
+    if what == "worker":
+        print(json.dumps({"argv": module.worker(n)}))
+    elif what == "seed" and hasattr(module, "seed"):
+        module.seed(n)
+    else:
+        produce(module.Producer(), what, n, *map(float, args[1:]))
+
+
+def produce(producer: Any, what: str, n: int, limit: float = 0) -> None:
     if what == "seed":  # a big backlog, as fast as the API goes
         for a in range(0, n, 1000):
             producer.many([(i, 0) for i in range(a, min(n, a + 1000))])
@@ -71,7 +76,7 @@ def main(system: str, what: str, *args: str) -> None:
     elif what == "many" and not hasattr(producer, "many"):
         print(json.dumps({}))
     else:
-        print(json.dumps(enqueue(producer, what, n, float(args[1]))))
+        print(json.dumps(enqueue(producer, what, n, limit)))
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from typing import Any
 
 import mark
 import procfs
-import psycopg
 import stores
 from adapters import SYSTEMS
 
@@ -26,21 +26,19 @@ Snap = dict[str, float]
 class Bench:
     """One run: the servers that the chosen systems need, and one system in use at a time."""
 
-    def __init__(self, systems: list[str], out: str, fsync_us: int = 0) -> None:
+    def __init__(self, systems: list[str], out: str) -> None:
         need = {s for x in systems for s in SYSTEMS[x][1]}
         self.servers: dict[str, Any] = {}
         os.makedirs(stores.WORK, exist_ok=True)
         self.workers: list[subprocess.Popen[bytes]] = []
         self.marks = tempfile.mkdtemp(prefix="marks-", dir="/dev/shm")
-        self.out = open(out, "a")
+        self.out = open(out, "a")  # noqa: SIM115 - closed by close()
         self.system, self.rep, self.db, self.needs, self.env = "", 0, "", list[str](), dict[str, str]()
         try:
             if "pg" in need:
-                self.servers["pg"] = stores.Postgres(fsync_us)
+                self.servers["pg"] = stores.Postgres()
             if "redis" in need:
                 self.servers["redis"] = stores.Redis()
-            if "rabbit" in need:
-                self.servers["rabbit"] = stores.Rabbit()
         except BaseException:
             self.close()
             raise
@@ -64,9 +62,7 @@ class Bench:
         if "pg" in self.servers:
             self.env["BENCH_PG_URL"] = self.servers["pg"].url(self.db)
         if "redis" in self.servers:
-            self.env["BENCH_REDIS_URL"] = f"redis://127.0.0.1:{self.servers['redis'].port}"
-        if "rabbit" in self.servers:
-            self.env["BENCH_AMQP_URL"] = f"amqp://guest:guest@127.0.0.1:{self.servers['rabbit'].port}//"
+            self.env["BENCH_REDIS_URL"] = self.servers["redis"].url
         self.clean()
 
     def clean(self) -> None:
@@ -103,14 +99,10 @@ class Bench:
     def stop_worker(self, w: subprocess.Popen[bytes]) -> None:
         self.workers.remove(w)
         w.send_signal(signal.SIGTERM)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             w.wait(15)
-        except subprocess.TimeoutExpired:
-            pass
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(w.pid, signal.SIGKILL)  # its own session: whatever of it is left
-        except ProcessLookupError:
-            pass
         w.wait()
 
     def wait_marks(self, n: int, limit: float, w: subprocess.Popen[bytes] | None = None) -> bool:
@@ -133,9 +125,4 @@ class Bench:
 
     def checkpoint(self) -> None:
         if "pg" in self.needs:
-            self.servers["pg"].admin.execute("CHECKPOINT")
-
-    def vacuum_analyze(self) -> None:
-        """As autovacuum would have by the time that a big backlog stands."""
-        with psycopg.connect(self.servers["pg"].url(self.db), autocommit=True) as c:
-            c.execute("VACUUM ANALYZE")
+            self.servers["pg"].checkpoint()

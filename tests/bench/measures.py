@@ -77,7 +77,7 @@ def growth(b: Bench, backlog: int, window: float, conc: int = 8) -> None:
     """Drain for ``window`` seconds from a backlog: does the claim get slower with its size?"""
     b.clean()
     b.child("seed", backlog)
-    b.vacuum_analyze()
+    b.servers["pg"].vacuum_analyze(b.db)
     drain(b, backlog, conc, 60, test="growth", window=window)
 
 
@@ -96,7 +96,8 @@ def latency(b: Bench, secs: float) -> None:
     b.stop_worker(w)
     ms = sorted((r[2] - r[1]) / 1e6 for r in sorted(mark.read(b.marks), key=lambda r: r[1])[skip:])
     if not ms:
-        return b.emit("latency", error="no progress")
+        b.emit("latency", error="no progress")
+        return
     figures = {f"p{int(p * 100)}": ms[min(len(ms) - 1, int(p * len(ms)))] for p in (0.5, 0.95, 0.99)}
     figures["cpu_pct"] = (wb - wa) / dt * 100
     figures["srv_pct"] = (after["srv"] - before["srv"]) / dt * 100

@@ -22,16 +22,9 @@ def _stats() -> dict[int, tuple[int, int, int]]:
     return out
 
 
-def tree(pid: int) -> list[int]:
-    """A process and its living descendants."""
-    stats = _stats()
-    todo, out = [pid], []
-    while todo:
-        p = todo.pop()
-        if p in stats:
-            out.append(p)
-            todo += [c for c, (parent, _, _) in stats.items() if parent == p]
-    return out
+def parent(pid: int) -> int:
+    """The process that started ``pid``."""
+    return _stats()[pid][0]
 
 
 def tree_cpu(pid: int) -> float:
@@ -42,7 +35,7 @@ def tree_cpu(pid: int) -> float:
         p = todo.pop()
         if p in stats:
             total += stats[p][1] + stats[p][2]
-            todo += [c for c, (parent, _, _) in stats.items() if parent == p]
+            todo += [c for c, (above, _, _) in stats.items() if above == p]
     return total / TICK
 
 

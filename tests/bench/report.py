@@ -19,7 +19,6 @@ COLUMNS = {
     "latency": ["p50", "p95", "p99", "max", "cpu_pct", "srv_pct", "other"],
     "idle": ["main_pct", "tree_pct", "srv_pct"],
     "far": ["rss_before", "rss_after", "grown", "ten_s"],
-    "pgbench": ["rate"],
 }
 #: What is compared with the baseline of the same round. Rates: more is better; the others: less is better.
 RATIO = {"latency": ["p50", "p99"], "idle": ["main_pct"], "far": ["grown"]}
