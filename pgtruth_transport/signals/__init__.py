@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Listener", "Signal", "SignalError", "Woken", "open_signal", "results_channel", "wake_channel"]
 
 
-class SignalError(PgTruthError, ConnectionError):
+class SignalError(PgTruthError):
     """A signal could not be sent in time. The rows are committed; polling and the sweep find them."""
 
 

@@ -1,0 +1,247 @@
+"""Signals by Redis (or Valkey) PUBLISH and SUBSCRIBE.
+
+Promises: only job ids travel, on a channel per queue, and nothing is ever stored there, so a full, flushed or shared
+server does no harm. ``wake`` takes at most ``signal_timeout``, whatever the server does or does not do; it never tries
+twice. After a failure calls fail at once for a second; then the way back is tried in the background, and a call waits
+for it 50 ms at most. If the process dies between the commit and PUBLISH, polling finds the rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from time import monotonic
+from typing import Any, Final
+
+from redis.backoff import NoBackoff
+from redis.connection import Connection, parse_url
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from pgtruth_transport.errors import SettingsError
+from pgtruth_transport.settings import Settings, mask_url
+
+from . import SignalError, results_channel, wake_channel
+from .batching import Batcher
+from .listening import Event, LinkListener
+from .opening import Opening
+
+logger = logging.getLogger(__name__)
+
+REST: Final = 1.0  # seconds after a failure in which nothing is tried
+SECOND_LOOK: Final = 0.05  # how long a call waits for the way back after a failure
+GREETING: Final = 2.0  # seconds for each answer while a listener logs in
+READING: Final = 0.2  # longest wait for the rest of a message that has begun to arrive
+READ_FOR: Final = 0.1  # seconds of reading in one drain, when somebody floods the channels
+_POOL_OPTIONS: Final = ("max_connections", "timeout")
+_ERRORS: Final = (RedisError, OSError)
+
+
+class RedisSignal:
+    """PUBLISH, on one connection per process."""
+
+    name = "redis"
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._url = settings.signal_url or ""
+        self._where = mask_url(self._url)
+        self._timeout = settings.signal_timeout
+        _connection(self._url, self._timeout, self._timeout)  # a bad URL is an error now, not at the first job
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()  # held by whoever uses the line
+        self._batcher = Batcher(self._wake, self._lock)
+        self._line: _Line | None = None
+        self._opening: Opening[_Line] | None = None
+        self._failed: str | None = None  # why the last call failed, if it did
+        self._try_at = 0.0
+
+    def wake(self, queues: Mapping[str, Sequence[str]]) -> None:
+        """One message per queue, with one of its new ids; threads that call meanwhile share the next pipeline."""
+        self._leave_parent()
+        if queues:
+            self._batcher({queue: next(iter(ids), "") for queue, ids in queues.items()}, self._timeout)
+
+    def announce(self, job_ids: Sequence[str]) -> None:
+        """One message per id, in one pipeline."""
+        self._leave_parent()
+        deadline = monotonic() + self._timeout
+        if not job_ids or not self._lock.acquire(timeout=self._timeout):
+            return
+        try:
+            channel = results_channel(self._settings.schema)
+            self._publish([(channel, job_id) for job_id in job_ids], deadline)
+        except Exception as exc:
+            logger.debug("could not announce %d result(s), their waiters poll: %s", len(job_ids), exc)
+        finally:
+            self._lock.release()
+
+    def listener(self) -> LinkListener:
+        timeout = self._settings.connect_timeout
+
+        def open_link() -> RedisLink:
+            return RedisLink(_connection(self._url, timeout, READING, greet=_greet))
+
+        return LinkListener(self._settings.schema, open_link, _ERRORS, self._where)
+
+    def _wake(self, queues: Mapping[str, str], deadline: float) -> None:
+        schema = self._settings.schema
+        self._publish([(wake_channel(schema, queue), job_id) for queue, job_id in queues.items()], deadline)
+
+    def _publish(self, messages: Sequence[tuple[str, str]], deadline: float) -> None:
+        """Under the lock."""
+        try:
+            line = self._line
+            if line is None or line.is_stale():
+                self._drop()
+                line = self._line = self._connect(deadline)
+            line.publish(messages, deadline)
+        except _ERRORS as exc:
+            self._drop()
+            self._failed, self._try_at = str(exc), monotonic() + REST
+            raise SignalError(f"no signal through {self._where}: {exc}") from exc
+        self._failed = None
+
+    def _connect(self, deadline: float) -> _Line:
+        now = monotonic()
+        patience = 0.0
+        if self._opening is None:
+            if now < self._try_at:
+                raise SignalError(f"no signal through {self._where}, which has just failed: {self._failed}")
+            self._opening = Opening(self._open_line, _Line.close, "pgtruth-signal")
+            patience = deadline - now if self._failed is None else min(deadline - now, SECOND_LOOK)
+        if not self._opening.wait(patience):
+            self._failed = self._failed or "it did not answer in time"
+            raise SignalError(f"no signal through {self._where}: no connection yet")
+        opening, self._opening = self._opening, None
+        return opening.take()
+
+    def _open_line(self) -> _Line:
+        return _Line(_connection(self._url, self._timeout, self._timeout))
+
+    def _drop(self) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
+
+    def _leave_parent(self) -> None:
+        """In a forked child: the line is the parent's. redis-py closes its copy without a word on the wire."""
+        if self._pid != os.getpid():
+            self._reset()
+
+
+class _Line:
+    """A connection for publishing. Not thread-safe; after an error it must be closed."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        connection.connect()
+        connection.send_command("PING")  # a server that is paused or still loading must not pass for a good one
+        connection.read_response()
+
+    def is_stale(self) -> bool:
+        """Whether the server has closed it: an idle line has nothing to read."""
+        try:
+            return bool(self._connection.can_read(timeout=0))
+        except _ERRORS:
+            return True
+
+    def publish(self, messages: Sequence[tuple[str, str]], deadline: float) -> None:
+        commands = [("PUBLISH", channel, payload.encode("utf-8", "surrogatepass")) for channel, payload in messages]
+        self._patience(deadline)
+        self._connection.send_packed_command(self._connection.pack_commands(commands), check_health=False)
+        for _ in commands:
+            self._patience(deadline)
+            self._connection.read_response()
+
+    def close(self) -> None:
+        self._connection.disconnect()
+
+    def _patience(self, deadline: float) -> None:
+        left = deadline - monotonic()
+        if left <= 0:
+            raise TimeoutError("no answer in time")
+        if self._connection._sock is not None:
+            self._connection._sock.settimeout(left)
+
+
+class RedisLink:
+    """A connection that is subscribed."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        connection.connect()
+        self._fileno: int = connection._sock.fileno()
+
+    def fileno(self) -> int:
+        return self._fileno
+
+    def subscribe(self, add: Sequence[str], remove: Sequence[str]) -> None:
+        if add:
+            self._connection.send_command("SUBSCRIBE", *add)
+        if remove:
+            self._connection.send_command("UNSUBSCRIBE", *remove)
+
+    def ping(self) -> None:
+        self._connection.send_command("PING")
+
+    def read(self) -> Iterator[Event]:
+        """All that has arrived: redis-py reads ahead, so the socket alone does not tell."""
+        until = monotonic() + READ_FOR
+        while self._connection.can_read(timeout=0):
+            event = _event(self._connection.read_response())
+            if event is not None:
+                yield event
+            if monotonic() > until:
+                return
+
+    def close(self) -> None:
+        self._connection.disconnect()
+
+
+def _event(response: Any) -> Event | None:
+    match response:
+        case [b"message", bytes(channel), bytes(payload)]:
+            return Event(channel.decode("utf-8", "replace"), payload)
+        case [b"subscribe", bytes(channel), _]:
+            return Event(channel.decode("utf-8", "replace"), None)
+        case [b"unsubscribe", *_]:
+            return None
+        case _:
+            return Event("", None)
+
+
+def _connection(url: str, connect_timeout: float, timeout: float, greet: Any = None) -> Any:
+    """A redis-py connection, not opened yet: bytes in and out, no retries, no health checks, the old protocol."""
+    parse: Any = parse_url
+    try:
+        options: dict[str, Any] = dict(parse(url))
+        for name in _POOL_OPTIONS:
+            options.pop(name, None)
+        make = options.pop("connection_class", Connection)
+        options |= {
+            "socket_connect_timeout": connect_timeout,
+            "socket_timeout": timeout,
+            "retry": Retry(NoBackoff(), 0),
+            "health_check_interval": 0,
+            "protocol": 2,
+            "decode_responses": False,
+            "redis_connect_func": greet,
+        }
+        return make(**options)
+    except (ValueError, TypeError, RedisError) as exc:
+        raise SettingsError(
+            f"signal_url {mask_url(url)!r} cannot be used: {exc}; it looks like redis://[user:password@]host:6379/0"
+        ) from exc
+
+
+def _greet(connection: Any) -> None:
+    """Log in with more patience than a reader has later."""
+    connection._sock.settimeout(GREETING)
+    connection.on_connect()
+    connection._sock.settimeout(READING)
