@@ -14,6 +14,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     Float,
+    ForeignKey,
     Identity,
     Index,
     Integer,
@@ -42,6 +43,7 @@ def build(schema: str = DEFAULT_SCHEMA) -> MetaData:
     _chords(meta)
     _transport(meta)
     _house(meta)
+    _effects(meta)
     return meta
 
 
@@ -216,4 +218,71 @@ def _house(meta: MetaData) -> None:
         meta,
         Column("name", Text, primary_key=True),
         Column("value", BigInteger, nullable=False, server_default=text("0")),
+    )
+
+
+def _effect_key(meta: MetaData) -> ForeignKey:
+    return ForeignKey(f"{meta.schema}.effects.key", name="effect_history_effect", ondelete="CASCADE")
+
+
+def _effects(meta: MetaData) -> None:
+    Table(
+        "effects",  # what tasks do to the outside world; the trigger effects_guard refuses every illegal move
+        meta,
+        Column("key", Text, primary_key=True),  # the logical effect: the same for every attempt
+        Column("kind", Text, nullable=False),
+        Column("fingerprint", Text, nullable=False),  # SHA-256 of payload, in hex
+        Column("payload", LargeBinary, nullable=False),  # the declared fields, canonical JSON
+        Column("state", Text, nullable=False),
+        Column("calls", Integer, nullable=False, server_default=text("1")),  # the number of the latest call
+        Column("token", Text, nullable=False),  # of the one who may record the answer to that call
+        Column("job_id", Text),  # null: begun outside a task
+        Column("lease_version", BigInteger),
+        Column("owned_by", Text, nullable=False),
+        _when("lease_expires_at"),  # only outside a task; inside one the job's lease counts
+        Column("result", LargeBinary),  # what the call returned, JSON
+        Column("late_result", LargeBinary),  # an answer that came when it was no longer the caller's to record
+        Column("error", Text),
+        Column("resource", Text),  # what ordered effects are in order about
+        Column("fence", BigInteger),
+        Column("checks", Integer, nullable=False, server_default=text("0")),  # how often the recipient was asked
+        _when("next_check_at"),
+        Column("moved_by", Text, nullable=False),  # who made the latest move, and why: copied to the history
+        Column("moved_why", Text, nullable=False),
+        _when("started_at", null=False, default=True),
+        _when("updated_at", null=False, default=True),
+        _when("unknown_since"),
+        CheckConstraint("state IN ('started', 'applied', 'no_effect', 'unknown')", name="effects_state_check"),
+        CheckConstraint("(state = 'unknown') = (unknown_since IS NOT NULL)", name="effects_unknown_check"),
+        CheckConstraint("state = 'applied' OR result IS NULL", name="effects_result_check"),
+        CheckConstraint("(job_id IS NULL) = (lease_version IS NULL)", name="effects_holder_check"),
+        CheckConstraint("(resource IS NULL) = (fence IS NULL)", name="effects_fence_check"),
+        Index("effects_started", "key", postgresql_where=text("state = 'started'")),
+        Index("effects_unknown", "next_check_at", postgresql_where=text("state = 'unknown'")),
+        Index(
+            "effects_resource",
+            "resource",
+            postgresql_where=text("resource IS NOT NULL AND state IN ('started', 'unknown')"),
+        ),
+    )
+    Table(
+        "effect_history",  # one row per move, written by a trigger; and what moved nothing: conflicts, late answers
+        meta,
+        Column("id", BigInteger, Identity(always=True), primary_key=True),
+        Column("key", Text, _effect_key(meta), nullable=False),
+        Column("calls", Integer, nullable=False),
+        Column("from_state", Text),  # null: the effect came into being
+        Column("to_state", Text, nullable=False),
+        _when("at", null=False, default=True),
+        Column("who", Text, nullable=False),
+        Column("why", Text, nullable=False),
+        Column("fingerprint", Text, nullable=False),  # of a conflict: the one that was refused
+        Column("fence", BigInteger),
+        Index("effect_history_key", "key", "id"),
+    )
+    Table(
+        "effect_fences",
+        meta,
+        Column("resource", Text, primary_key=True),
+        Column("last", BigInteger, nullable=False),  # the highest number handed out
     )
