@@ -48,8 +48,7 @@ class Fleet:
 
     def __init__(self, folder: Path, env: Mapping[str, str], root: Path) -> None:
         self.members: list[Member] = []
-        self._folder = folder
-        self._env = dict(env) | {"PYTHONPATH": f"{root}{os.pathsep}{env.get('PYTHONPATH', '')}"}
+        self._folder, self._env, self._root = folder, dict(env), root
 
     def __enter__(self) -> Fleet:
         return self
@@ -62,7 +61,9 @@ class Fleet:
     def start(self, name: str, arguments: Sequence[str]) -> Member:
         """Start ``python -m …`` with these arguments."""
         log = self._folder / f"{name}.log"
-        member = Member(name, ServerProcess([sys.executable, "-m", *arguments], log, env=self._env), log)
+        member = Member(
+            name, ServerProcess([sys.executable, "-m", *arguments], log, env=self._env, cwd=self._root), log
+        )
         self.members.append(member)
         return member
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from celery_app.demo.fleet import Fleet
 from celery_app.demo.score import Job, Score, judge
 from celery_app.demo.screen import complaints
 from celery_app.recorder import Runs
+from tests.support import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -89,10 +89,7 @@ def test_a_killed_demo_leaves_nothing_behind(tmp_path: Path) -> None:
         group = int(demo.stdout.readline())
         os.killpg(group, 0)
         demo.kill()
-    deadline = time.monotonic() + 10
-    while _exists(group):
-        assert time.monotonic() < deadline, f"process group {group} outlived the demo"
-        time.sleep(0.05)
+    eventually(lambda: not _exists(group), 10)
 
 
 def _exists(group: int) -> bool:
