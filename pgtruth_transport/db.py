@@ -260,7 +260,8 @@ def _after_fork_in_child() -> None:
 
 
 @atexit.register
-def _close_all() -> None:
+def close_all() -> None:
+    """Close what is idle in every pool of this process."""
     for database in list(_registry.values()):
         database.close()
 

@@ -53,6 +53,8 @@ def parameters(url: str) -> dict[str, str]:
         found = {name: str(value) for name, value in conninfo_to_dict(f"postgresql://{rest}").items()}
     except (ProgrammingError, UnicodeError) as exc:
         raise SettingsError(_explain(url, str(exc))) from None
+    if not found.get("port", "").strip(","):
+        found.pop("port", None)
     _check(url, found)
     return found
 
@@ -115,8 +117,9 @@ def libpq_parameters() -> frozenset[str]:
 
 
 def _query_start(rest: str) -> int:
-    """Where the query begins: the first ``?`` after the last ``@``, so that a ``?`` in a raw password stays in it."""
-    at = rest.rfind("@", 0, rest.find("?") if re.search(r"\?[a-z_]+=", rest) else len(rest))
+    """Where the query begins: a ``?`` in a raw password is not it, an ``@`` in the query ends no password."""
+    query = re.search(r"\?[a-z_]+=", rest)
+    at = rest.rfind("@", 0, query.start() if query else len(rest))
     found = rest.find("?", at + 1)
     return len(rest) if found < 0 else found
 

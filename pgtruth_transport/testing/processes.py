@@ -1,4 +1,4 @@
-"""A server process of our own that never outlives us.
+"""A process of our own that never outlives us: a server, a worker.
 
 It runs in a session of its own, so that Ctrl-C reaches us first. A leash (a shell that waits for the end of a pipe)
 kills it and removes its directory when this process dies, even by SIGKILL.
@@ -21,11 +21,11 @@ _LEASH = 'cat >/dev/null; kill -KILL -"$1" 2>/dev/null; [ -n "$2" ] && rm -rf --
 
 
 class ServerError(RuntimeError):
-    """A server did not start or stop; the message ends with what it logged."""
+    """A server or worker did not start or stop; the message ends with what it logged."""
 
 
 class ServerProcess:
-    """One run of a server, from start to end."""
+    """One run of a server or worker, from start to end, in a process group of its own."""
 
     def __init__(
         self,
@@ -34,6 +34,7 @@ class ServerProcess:
         *,
         user: int | None = None,
         env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
         remove: Path | None = None,
     ) -> None:
         identity = {} if user is None else {"user": user, "group": user, "extra_groups": []}
@@ -44,7 +45,7 @@ class ServerProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                cwd="/",
+                cwd=cwd or "/",
                 env=dict(env) if env is not None else None,
                 **identity,  # type: ignore[call-overload]
             )
@@ -68,15 +69,22 @@ class ServerProcess:
         deadline = time.monotonic() + seconds
         while not ready():
             if not self.is_running():
-                raise ServerError(f"the server ended with code {self._popen.returncode}:\n{self.tail()}")
+                raise ServerError(f"the process ended with code {self._popen.returncode}:\n{self.tail()}")
             if time.monotonic() > deadline:
-                raise ServerError(f"the server was not ready within {seconds:g} s:\n{self.tail()}")
+                raise ServerError(f"the process was not ready within {seconds:g} s:\n{self.tail()}")
             time.sleep(0.02)
 
     def signal_group(self, number: signal.Signals) -> None:
         """Send a signal to the server and its children."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
+
+    def wait(self, seconds: float) -> int:
+        """Wait for the main process to end by itself; its return code (negative: the signal that killed it)."""
+        try:
+            return self._popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise ServerError(f"the process did not end within {seconds:g} s:\n{self.tail()}") from None
 
     def end(self, number: signal.Signals, seconds: float = 10.0) -> None:
         """Send ``number`` to the main process, wait, and kill the whole group if that was not enough."""

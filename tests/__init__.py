@@ -1,0 +1,1 @@
+"""The tests: unit, integration, conformance and faults, all against real servers."""

@@ -1,0 +1,1 @@
+"""Celery apps that the tests' worker processes run; configured by environment variables."""

@@ -1,0 +1,155 @@
+"""Fixtures: real servers, a fresh migrated database per test, and worker processes.
+
+A missing server is a failure, never a skip. ``PGTRUTH_TEST_POSTGRES_URL`` and ``PGTRUTH_TEST_REDIS_URL`` name servers
+to use instead of the embedded ones.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import redis
+
+from pgtruth_transport import db as connections
+from pgtruth_transport.db import Database
+from pgtruth_transport.migrate import migrate
+from pgtruth_transport.settings import Settings
+from pgtruth_transport.testing.servers import PostgresServer, RedisServer, postgres_server, redis_server
+from pgtruth_transport.urls import parse_url
+from tests import support
+from tests.support import WorkerProcess
+
+SIGNALS = ("notify", "redis", "silent")
+
+
+@pytest.fixture(scope="session")
+def pg_server() -> Iterator[PostgresServer]:
+    """The PostgreSQL server of this run; ``.dsn``, ``.url_for(database)``."""
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def valkey_server() -> Iterator[RedisServer]:
+    """The Redis or Valkey server of this run; ``.url``."""
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def template_database(pg_server: PostgresServer) -> Iterator[str]:
+    """A migrated database with the table ``public.runs``; tests work on copies of it."""
+    name = f"pgtruth_template_{secrets.token_hex(4)}"
+    pg_server.create_database(name)
+    url = pg_server.url_for(name)
+    migrate(Settings.make(url))
+    connections.close_all()
+    with psycopg.connect(parse_url(url), autocommit=True) as connection:
+        connection.execute(support.RUNS_TABLE)
+    yield name
+    pg_server.drop_database(name)
+
+
+@pytest.fixture
+def database_url(pg_server: PostgresServer, template_database: str) -> Iterator[str]:
+    """The ``pgtruth://`` URL of a fresh, migrated database."""
+    yield from _database(pg_server, template_database)
+
+
+@pytest.fixture
+def empty_database_url(pg_server: PostgresServer) -> Iterator[str]:
+    """The ``pgtruth://`` URL of a fresh database without our schema."""
+    yield from _database(pg_server, "template0")
+
+
+def _database(server: PostgresServer, template: str) -> Iterator[str]:
+    name = f"pgtruth_test_{secrets.token_hex(6)}"
+    server.create_database(name, template)
+    yield server.url_for(name)
+    connections.close_all()
+    server.drop_database(name)
+
+
+@pytest.fixture
+def redis_url(valkey_server: RedisServer) -> str:
+    """The URL of an empty Redis database."""
+    with redis.Redis.from_url(valkey_server.url) as client:
+        client.flushall()
+    return valkey_server.url
+
+
+@pytest.fixture(params=SIGNALS)
+def signal_url(request: pytest.FixtureRequest) -> str | None:
+    """Each way to signal in turn, as the option ``signal_url``."""
+    match request.param:
+        case "notify":
+            return None
+        case "silent":
+            return "silent://"
+        case _:
+            url: str = request.getfixturevalue("redis_url")
+            return url
+
+
+@pytest.fixture
+def settings(database_url: str) -> Settings:
+    """Default settings for a fresh database."""
+    return Settings.make(database_url)
+
+
+@pytest.fixture
+def db(settings: Settings) -> Database:
+    """The pool for a fresh database."""
+    return Database.of(settings)
+
+
+@pytest.fixture
+def conn(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A plain connection in autocommit: to arrange, and to look."""
+    with psycopg.connect(parse_url(database_url), autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def eventually() -> Callable[..., Any]:
+    """``eventually(condition, timeout)``: wait for a condition with a deadline."""
+    return support.eventually
+
+
+@pytest.fixture
+def worker(database_url: str, tmp_path: Path) -> Iterator[Callable[..., WorkerProcess]]:
+    """``worker(name=…, pool=…, options=…, wait=True, …)`` starts a real worker process on the fresh database.
+
+    Keyword arguments are those of :class:`tests.support.WorkerProcess`. Workers still alive at the end are ended.
+    """
+    started: list[WorkerProcess] = []
+
+    def start(broker: str = database_url, *, wait: bool = True, **arguments: Any) -> WorkerProcess:
+        arguments.setdefault("name", f"w{len(started) + 1}")
+        log = tmp_path / f"worker-{len(started) + 1}-{arguments['name']}.log"
+        process = WorkerProcess(broker, log, **arguments)
+        started.append(process)
+        return process.wait_ready() if wait else process
+
+    yield start
+    for process in started:
+        if process.is_running():
+            process.kill9()
+        else:
+            process.stop()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Show the end of every worker's log beside a failure."""
+    report = yield
+    folder = getattr(item, "funcargs", {}).get("tmp_path")
+    if report.when == "call" and report.failed and folder is not None:
+        for log in sorted(Path(folder).glob("*.log")):
+            report.sections.append((log.name, "\n".join(log.read_text(errors="replace").splitlines()[-60:])))
+    return report
