@@ -14,7 +14,14 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 
 #: The modules that hold tasks. ``tasks.payments`` shows the effect ledger; the others need nothing but Celery.
-TASK_MODULES = ("tasks.thumbnails", "tasks.reports", "tasks.webhooks", "tasks.troubles", "tasks.cleanup")
+TASK_MODULES = (
+    "tasks.thumbnails",
+    "tasks.reports",
+    "tasks.webhooks",
+    "tasks.payments",
+    "tasks.troubles",
+    "tasks.cleanup",
+)
 
 
 class WrongSetting(ValueError):

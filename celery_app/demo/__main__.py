@@ -12,7 +12,7 @@ import psycopg
 
 from celery_app import recorder
 from celery_app.app import make_app
-from celery_app.demo import score
+from celery_app.demo import payments, score
 from celery_app.demo.screen import Screen
 from celery_app.demo.stage import MODES, Stage, Trouble, set_up
 from celery_app.demo.story import Story
@@ -45,8 +45,9 @@ def demo(mode: str, screen: Screen) -> int:
         story.run()
         figures = score.read(connection)
         runs = recorder.read(stage.settings.runs_file or stage.folder)
-        verdict = score.judge(figures, runs, story.submitted.ids, story.submitted.hopeless)
-        screen.final(mode, figures, runs, verdict)
+        charges = payments.read(stage.gateway, story.submitted.orders)
+        verdict = score.judge(figures, runs, story.submitted, charges)
+        screen.final(mode, figures, runs, charges, verdict)
     return 0 if verdict.well else 1
 
 
@@ -55,7 +56,7 @@ def up(mode: str, screen: Screen) -> int:
     with set_up(mode, screen) as stage:
         screen.say(f"Flower: {stage.flower}")
         screen.say("to send jobs from another terminal:")
-        for name in ("BROKER_URL", "RESULT_BACKEND", "SIGNAL_URL", "OUTPUT_DIR"):
+        for name in ("BROKER_URL", "RESULT_BACKEND", "SIGNAL_URL", "OUTPUT_DIR", "GATEWAY_URL"):
             screen.console.print(f"         export {name}='{stage.env[name]}'", soft_wrap=True, markup=False)
         screen.say("Ctrl-C ends everything")
         while not stage.fleet.fallen():

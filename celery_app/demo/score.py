@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
+from celery_app.demo.payments import Charges
+from celery_app.demo.work import Submitted
 from celery_app.recorder import Runs
 
 OBJECTIVE = 25.0  # seconds: 95 % of jobs are terminal by then (reliability contract, section 6)
@@ -51,6 +52,7 @@ class Score:
     lines: list[TaskLine]
     counters: dict[str, int]
     times: tuple[float, float, float]  # p50, p95, max
+    unknown_effects: int
 
     @property
     def by_status(self) -> Counter[str]:
@@ -71,11 +73,12 @@ class Verdict:
     doubled: frozenset[str]  # ended twice, or run more often than its retries explain
     broken: frozenset[str]  # failed though nothing but the demo's own faults stood in its way
     late: float | None  # the p95 when it misses the objective
+    charges: frozenset[str]  # orders that were not charged exactly once
 
     @property
     def well(self) -> bool:
         """Whether nothing is wrong."""
-        return not (self.lost or self.doubled or self.broken) and self.late is None
+        return not (self.lost or self.doubled or self.broken or self.charges) and self.late is None
 
 
 def ask(connection: psycopg.Connection[Any], name: str, **values: object) -> list[tuple[Any, ...]]:
@@ -91,16 +94,18 @@ def read(connection: psycopg.Connection[Any]) -> Score:
         lines=[TaskLine(*row) for row in ask(connection, "by_task")],
         counters={str(name): int(value) for name, value in ask(connection, "counters")},
         times=(p50, p95, longest),
+        unknown_effects=int(ask(connection, "effects_unknown")[0][0]),
     )
 
 
-def judge(score: Score, runs: Runs, submitted: Collection[str], hopeless: Collection[str]) -> Verdict:
-    """Lost, doubled, broken, late."""
+def judge(score: Score, runs: Runs, work: Submitted, charges: Charges) -> Verdict:
+    """Lost, doubled, broken, late, charged twice or never."""
     jobs = score.jobs
-    lost = {job_id for job_id in submitted if job_id not in jobs}
+    lost = {job_id for job_id in work.ids if job_id not in jobs}
     lost |= {job.id for job in jobs.values() if job.status not in TERMINAL}
     doubled = {job.id for job in jobs.values() if job.ends > 1}
     doubled |= {job.id for job in jobs.values() if runs.started[job.id] > 1 + job.retries}
-    broken = {job.id for job in jobs.values() if job.status == "failed" and job.id not in hopeless}
+    broken = {job.id for job in jobs.values() if job.status == "failed" and job.id not in work.hopeless}
     p95 = score.times[1]
-    return Verdict(frozenset(lost), frozenset(doubled), frozenset(broken), p95 if p95 > OBJECTIVE else None)
+    late = p95 if p95 > OBJECTIVE else None
+    return Verdict(frozenset(lost), frozenset(doubled), frozenset(broken), late, charges.wrong)

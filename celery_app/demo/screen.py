@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from celery_app.demo.payments import Charges
 from celery_app.demo.score import OBJECTIVE, Score, Verdict
 from celery_app.recorder import Runs
 
@@ -60,11 +61,11 @@ class Screen:
             self._plain_at = time.monotonic()
             self.say(f"{ended} of {known} jobs ended")
 
-    def final(self, mode: str, score: Score, runs: Runs, verdict: Verdict) -> None:
+    def final(self, mode: str, score: Score, runs: Runs, charges: Charges, verdict: Verdict) -> None:
         """The tables and the verdict."""
         self._bar.stop()
         self.console.print(_by_task(score, runs))
-        self.console.print(_figures(mode, score, runs))
+        self.console.print(_figures(mode, score, runs, charges))
         for line in complaints(verdict):
             self.console.print(line, style="bold red")
         if verdict.well:
@@ -74,10 +75,15 @@ class Screen:
 def complaints(verdict: Verdict) -> list[str]:
     """A line for each thing that is wrong."""
     lines = []
-    for name, ids in (("LOST", verdict.lost), ("DOUBLED", verdict.doubled), ("BROKEN", verdict.broken)):
+    for name, ids in (
+        ("LOST", verdict.lost),
+        ("DOUBLED", verdict.doubled),
+        ("BROKEN", verdict.broken),
+        ("NOT CHARGED ONCE", verdict.charges),
+    ):
         if ids:
             shown = ", ".join(sorted(ids)[:3]) + (", …" if len(ids) > 3 else "")
-            lines.append(f"{name}: {len(ids)} job(s): {shown}")
+            lines.append(f"{name}: {len(ids)}: {shown}")
     if verdict.late is not None:
         lines.append(f"LATE: 95 % of the jobs took up to {verdict.late:.1f} s; the objective is {OBJECTIVE:.0f} s")
     return lines
@@ -101,7 +107,7 @@ def _by_task(score: Score, runs: Runs) -> Table:
     return table
 
 
-def _figures(mode: str, score: Score, runs: Runs) -> Table:
+def _figures(mode: str, score: Score, runs: Runs, charges: Charges) -> Table:
     p50, p95, longest = score.times
     by_status = score.by_status
     statuses = ", ".join(f"{by_status[status]} {status}" for status in sorted(by_status))
@@ -114,6 +120,10 @@ def _figures(mode: str, score: Score, runs: Runs) -> Table:
     table.add_row("recovered: leases that ran out", str(score.recovered))
     table.add_row("stale writes refused", str(score.counters.get("stale_writes", 0)))
     table.add_row("duplicate deliveries ignored", str(score.counters.get("wakeups_ignored", 0)))
+    table.add_row(
+        "orders / charges / calls to charge", f"{len(charges.made)} / {sum(charges.made.values())} / {charges.calls}"
+    )
+    table.add_row("effects still unknown", str(score.unknown_effects))
     table.add_row("to a terminal state, p50 / p95 / max", f"{p50:.2f} s / {p95:.2f} s / {longest:.2f} s")
     table.add_row("objective: p95 within", f"{OBJECTIVE:.0f} s")
     return table

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from celery_app.demo.fleet import Fleet, Member
-from celery_app.demo.recipient import recipient
 from celery_app.demo.screen import Screen
 from celery_app.settings import AppSettings
 from pgtruth_transport.testing.processes import ServerError, free_port
@@ -40,8 +39,7 @@ class Stage:
     dsn: str
     redis_url: str | None
     env: dict[str, str]
-    webhook: str
-    webhooks_seen: dict[str, int]
+    gateway: str
     fleet: Fleet
     flower: str = ""
     workers: dict[str, Member] = field(default_factory=dict)
@@ -79,17 +77,22 @@ def _servers(mode: str, folder: Path, stack: ExitStack) -> Stage:
     postgres = stack.enter_context(EmbeddedPostgres(durable=True))
     postgres.create_database(DATABASE)
     redis_url = stack.enter_context(EmbeddedValkey()).url if mode == "redis" else None
-    webhook, seen = stack.enter_context(recipient())
+    gateway_port = free_port()
     env = os.environ | {
         "BROKER_URL": postgres.url_for(DATABASE),
         "RESULT_BACKEND": "pgtruth://",
         "SIGNAL_URL": redis_url or "",
+        "GATEWAY_URL": f"http://127.0.0.1:{gateway_port}",
+        "GATEWAY_TIMEOUT": "2",
         "OUTPUT_DIR": str(folder / "output"),
         "RUNS_FILE": str(folder / "runs.jsonl"),
         "PYTHONUNBUFFERED": "1",
     }
     fleet = stack.enter_context(Fleet(folder, env, ROOT))
-    return Stage(mode, folder, postgres.dsn_for(DATABASE), redis_url, env, webhook, seen, fleet)
+    book = ["--port", str(gateway_port), "--db", str(folder / "gateway.sqlite")]
+    gateway = fleet.start("gateway", ["celery_app.gateway", *book])
+    wait(gateway, "the gateway to be ready", 20, lambda: gateway.says("gateway at"))
+    return Stage(mode, folder, postgres.dsn_for(DATABASE), redis_url, env, env["GATEWAY_URL"], fleet)
 
 
 def _migrate(stage: Stage) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 
 from celery_app import recorder
-from celery_app.demo import score, work
+from celery_app.demo import payments, score, work
 from celery_app.demo.screen import Screen
 from celery_app.demo.stage import CONCURRENCY, Stage, Trouble
 from pgtruth_transport.signals import wake_channel
@@ -32,7 +32,7 @@ class Story:
         self.stage, self.screen, self.connection = stage, screen, connection
         self.submitted = work.Submitted()
         settings = stage.settings
-        self._jobs = work.jobs(settings.images, settings.output, stage.webhook, self.submitted)
+        self._jobs = work.jobs(settings.images, settings.output, stage.gateway, self.submitted)
         self._feeding = False
         self._feed_at = self._look_at = 0.0
         self.handed_in_all = False
@@ -40,6 +40,8 @@ class Story:
     def run(self) -> None:
         """From the first job to the last terminal state."""
         self._hand_in_long_jobs(2 * CONCURRENCY)
+        bad = payments.misbehave(self.stage.gateway)
+        self.screen.say(f"the payment gateway will hang, cut lines or fail for {bad} orders", "yellow")
         frozen = self._freeze("one")
         self._feeding, self._feed_at = True, time.monotonic()
         self.until("work going on", 10, lambda: len(self.submitted.ids) > 40)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from celery.result import AsyncResult, ResultBase, ResultSet
 
-from tasks import cleanup, reports, thumbnails, troubles, webhooks
+from tasks import cleanup, payments, reports, thumbnails, troubles, webhooks
 
 SIZES = (48, 64, 96, 128, 160, 192, 256, 320)
+ORDERS = 24
 HOPELESS = 4  # jobs that fail in every attempt: they must end failed, once their budget is spent
 
 
@@ -21,6 +22,7 @@ class Submitted:
 
     ids: set[str] = field(default_factory=set)
     hopeless: set[str] = field(default_factory=set)
+    orders: list[str] = field(default_factory=list)  # each must be charged once
     long: set[str] = field(default_factory=set)
 
     def add(self, result: ResultBase) -> None:
@@ -42,7 +44,7 @@ def long_jobs(count: int, seconds: float) -> list[AsyncResult]:
     return [troubles.slow.delay(seconds) for _ in range(count)]
 
 
-def jobs(images: Path, output: Path, webhook: str, submitted: Submitted) -> Iterator[Job]:
+def jobs(images: Path, output: Path, gateway: str, submitted: Submitted) -> Iterator[Job]:
     """Everything else, mixed; calling one hands it in."""
     sources = sorted(str(path) for path in images.iterdir())
     plan: list[Job] = []
@@ -52,7 +54,8 @@ def jobs(images: Path, output: Path, webhook: str, submitted: Submitted) -> Iter
     for number in range(8):
         plan.append(lambda n=number: reports.report(f"report-{n}", sources, str(output / "reports")).delay())
     for number in range(60):
-        plan.append(lambda n=number: webhooks.send_webhook.delay(webhook, {"order": n}))
+        plan.append(lambda n=number: webhooks.send_webhook.delay(f"{gateway}/acts", {"key": f"webhook:{n}"}))
+    plan += [lambda n=number: _charge(f"order-{n}", submitted) for number in range(ORDERS)]
     plan += [lambda: troubles.flaky.delay(1)] * 20
     plan += [lambda: troubles.flaky.delay(2)] * 8
     plan += [lambda: troubles.crash.delay(1)] * 4
@@ -61,6 +64,11 @@ def jobs(images: Path, output: Path, webhook: str, submitted: Submitted) -> Iter
     plan += [lambda: _hopeless(submitted)] * HOPELESS
     random.Random(2).shuffle(plan)
     yield from plan
+
+
+def _charge(order: str, submitted: Submitted) -> AsyncResult:
+    submitted.orders.append(order)
+    return payments.charge_order.delay(order, 1999)
 
 
 def _hopeless(submitted: Submitted) -> AsyncResult:

@@ -12,54 +12,63 @@ from pathlib import Path
 import pytest
 
 from celery_app.demo.fleet import Fleet
-from celery_app.demo.score import Job, Score, judge
+from celery_app.demo.payments import Charges
+from celery_app.demo.score import Job, Score, Verdict, judge
 from celery_app.demo.screen import complaints
+from celery_app.demo.work import Submitted
 from celery_app.recorder import Runs
 from tests.support import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _score(*jobs: Job, p95: float = 1.0) -> Score:
-    return Score({job.id: job for job in jobs}, [], {}, (0.5, p95, 9.0))
-
-
-def _runs(**started: int) -> Runs:
-    return Runs(Counter(started), Counter(), Counter(), {})
+def _judge(*jobs: Job, p95: float = 1.0, charges: dict[str, int] | None = None, **started: int) -> Verdict:
+    """The verdict on these jobs, all of them handed in, of which ``hopeless`` was meant to fail."""
+    score = Score({job.id: job for job in jobs}, [], {}, (0.5, p95, 9.0), 0)
+    submitted = Submitted(ids={"a"}, hopeless={"hopeless"})
+    return judge(score, Runs(Counter(started), Counter(), Counter(), {}), submitted, Charges(charges or {}, 9))
 
 
 def test_all_is_well() -> None:
-    verdict = judge(_score(Job("a", "done", 0, 1, 0), Job("b", "done", 1, 1, 1)), _runs(a=1, b=2), {"a", "b"}, set())
+    verdict = _judge(Job("a", "done", 0, 1, 0), Job("b", "done", 1, 1, 1), a=1, b=2, charges={"order": 1})
     assert verdict.well
     assert complaints(verdict) == []
 
 
 @pytest.mark.parametrize("status", ["queued", "processing", "enqueue_failed"])
 def test_a_job_that_has_not_ended_is_lost(status: str) -> None:
-    assert judge(_score(Job("a", status, 0, 0, 0)), _runs(), {"a"}, set()).lost == {"a"}
+    assert _judge(Job("a", status, 0, 0, 0)).lost == {"a"}
 
 
 def test_a_job_without_a_row_is_lost() -> None:
-    assert judge(_score(), _runs(a=1), {"a"}, set()).lost == {"a"}
+    assert _judge(a=1).lost == {"a"}
 
 
 def test_two_ends_are_doubled() -> None:
-    assert judge(_score(Job("a", "done", 1, 2, 0)), _runs(a=2), {"a"}, set()).doubled == {"a"}
+    assert _judge(Job("a", "done", 1, 2, 0), a=2).doubled == {"a"}
 
 
 def test_more_runs_than_retries_explain_are_doubled() -> None:
-    assert judge(_score(Job("a", "done", 0, 1, 0)), _runs(a=2), {"a"}, set()).doubled == {"a"}
+    assert _judge(Job("a", "done", 0, 1, 0), a=2).doubled == {"a"}
 
 
 def test_only_the_hopeless_may_fail() -> None:
-    verdict = judge(_score(Job("a", "failed", 3, 1, 0), Job("b", "failed", 3, 1, 0)), _runs(), {"a", "b"}, {"a"})
-    assert verdict.broken == {"b"}
+    verdict = _judge(Job("hopeless", "failed", 3, 1, 0), Job("a", "failed", 3, 1, 0))
+    assert verdict.broken == {"a"}
+    assert not verdict.well
+
+
+@pytest.mark.parametrize("charges", [0, 2])
+def test_an_order_is_charged_once(charges: int) -> None:
+    verdict = _judge(Job("a", "done", 0, 1, 0), a=1, charges={"order": charges, "other": 1})
+    assert verdict.charges == {"order"}
     assert not verdict.well
 
 
 def test_late_is_a_p95_over_the_objective() -> None:
-    assert judge(_score(p95=25.0), _runs(), set(), set()).well
-    verdict = judge(_score(p95=25.1), _runs(), set(), set())
+    done = Job("a", "done", 0, 1, 0)
+    assert _judge(done, p95=25.0).well
+    verdict = _judge(done, p95=25.1)
     assert verdict.late == 25.1
     assert "LATE" in complaints(verdict)[0]
 
