@@ -1,0 +1,22 @@
+-- Called by: transport.messages.fetch for consumers that do not acknowledge: delivered is deleted.
+-- Locks: the messages that it deletes, one by one (the LIMIT stops the nested loop), skipping what others hold.
+-- Index: messages_fetch, one ordered range per queue in the order given; what others hold is walked over.
+WITH first AS MATERIALIZED (
+    SELECT c.id
+    FROM unnest(%(queues)s::text[]) AS s(queue)
+    CROSS JOIN LATERAL (
+        SELECT m.id
+        FROM {schema}.messages AS m
+        WHERE m.queue = s.queue
+            AND (m.lease_expires_at IS NULL OR m.lease_expires_at < clock_timestamp())
+            AND (m.expires_at IS NULL OR m.expires_at > clock_timestamp())
+        ORDER BY m.priority DESC, m.id
+        LIMIT %(count)s
+        FOR UPDATE OF m SKIP LOCKED
+    ) AS c
+    LIMIT %(count)s
+)
+DELETE FROM {schema}.messages AS m
+USING first
+WHERE m.id = first.id
+RETURNING m.id, m.queue, m.priority, m.headers, m.properties, m.body, m.redelivered OR m.owned_by IS NOT NULL
