@@ -1,7 +1,7 @@
 """Connections to PostgreSQL: where they come from, when they are dropped, and which errors mean what.
 
 A connection is opened by the process that uses it and never crosses a fork: in a child the parent's sockets are
-replaced by ``/dev/null``, so that the child can neither speak on them nor keep the server's side of them alive after the
+replaced by ``/dev/null``, so that the child can neither speak on them nor keep the server's side alive after the
 parent's death. All are in autocommit and keep no session state (no SET, no session locks, no temporary tables), so a
 transaction pooler may stand in between. If the process dies, the server rolls back what it had not committed; nothing
 here needs to be cleaned up.
@@ -192,7 +192,7 @@ def is_transient(exc: BaseException) -> bool:
 
 
 def retrying(call: Callable[[], T]) -> T:
-    """What ``call`` returns, calling it again on a serialization failure or deadlock: five times in all, with jitter."""
+    """What ``call`` returns, called again on a serialization failure or deadlock: five times in all, with jitter."""
     for attempt in range(1, _ATTEMPTS):
         try:
             return call()

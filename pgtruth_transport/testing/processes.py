@@ -82,9 +82,10 @@ class ServerProcess:
     def wait(self, seconds: float) -> int:
         """Wait for the main process to end by itself; its return code (negative: the signal that killed it)."""
         try:
-            return self._popen.wait(seconds)
+            code: int = self._popen.wait(seconds)
         except subprocess.TimeoutExpired:
             raise ServerError(f"the process did not end within {seconds:g} s:\n{self.tail()}") from None
+        return code
 
     def end(self, number: signal.Signals, seconds: float = 10.0) -> None:
         """Send ``number`` to the main process, wait, and kill the whole group if that was not enough."""
