@@ -35,6 +35,7 @@ class Attempt:
     """One holder's try at a job."""
 
     __slots__ = (
+        "body_rows",
         "buffering",
         "ending",
         "lease",
@@ -55,6 +56,7 @@ class Attempt:
         self.retry_count = retry_count
         self.limit = limit  # how many retries the job may have
         self.buffering = False  # the body has ended: publishes wait for the finish
+        self.body_rows = 0  # how many of the rows the body itself published
         self.replaced = False
         self.settled = False  # already written (by the child, or together with the application's own commit)
         self.ending: Ending | None = None
@@ -77,6 +79,11 @@ class Attempt:
     def owned_by(self) -> str:
         return self.lease.owned_by
 
+    def body_ended(self) -> None:
+        """From here on publishes belong to the finish."""
+        self.buffering = True
+        self.body_rows = len(self.rows)
+
     # What it collects. The first outcome wins: Celery sometimes reports the same end twice.
 
     @property
@@ -85,8 +92,12 @@ class Attempt:
 
     def end(self, ending: Ending) -> None:
         """Record the terminal outcome."""
-        if not self.has_outcome:
-            self.ending = ending
+        if self.has_outcome:
+            return
+        self.ending = ending
+        if ending.status is Status.FAILED:
+            # the result could not be encoded after the callbacks were published: they belong to a success
+            del self.rows[self.body_rows :]
 
     def ask_requeue(self, requeue: Requeue) -> None:
         """Record that the job goes back to ``queued``; a retry asked for in the body wins over what it returns."""
@@ -118,9 +129,9 @@ class Attempt:
             self.requeue = self.requeue._replace(celery_state="RETRY", meta=meta, error=readable(error))
 
     def collected(self) -> Collected:
-        return Collected(
-            self.ending, self.requeue, tuple(self.rows), tuple(self.stored), tuple(self.parts), self.settled
-        )
+        """What the pool returns. Of a retried attempt nothing follows, of a replaced one what replaces it."""
+        rows = tuple(self.rows) if self.requeue is None or self.replaced else ()
+        return Collected(self.ending, self.requeue, rows, tuple(self.stored), tuple(self.parts), self.settled)
 
     def merge(self, other: Collected) -> None:
         """Take over what the child's copy of this attempt collected."""
@@ -194,5 +205,3 @@ def failed(error: str, *, state: str = "FAILURE", meta: bytes | None = None) -> 
 def ignored() -> Ending:
     """The ending of an attempt whose result is not kept."""
     return Ending(Status.DONE, Outcome.DONE, None, None, None, None)
-
-

@@ -263,3 +263,19 @@ def delete_old(conn: Connection, db: Database, status: Status, keep: float, coun
     params = {"status": status.value, "keep": keep, "count": count}
     row = conn.execute(db.sql("job_delete_old"), params).fetchone()
     return row[0] if row else 0
+
+
+def purge(conn: Connection, db: Database, queue: str, batch: int = 1000) -> int:
+    """``queued`` -> ``failed`` (purged) for everything in a queue that nobody holds; returns how many."""
+    total = 0
+    while True:
+        found = len(conn.execute(db.sql("job_purge"), {"queue": queue, "count": batch}).fetchall())
+        total += found
+        if found < batch:
+            return total
+
+
+def size(conn: Connection, db: Database, queue: str) -> int:
+    """How many jobs of a queue could be claimed now."""
+    row = conn.execute(db.sql("job_size"), {"queue": queue}).fetchone()
+    return row[0] if row else 0

@@ -75,3 +75,11 @@ def wake(database: Database, signal: Signal, rows: Sequence[JobRow]) -> None:
         logger.warning("%d job(s) are safe but not signalled, the next sweep will do it: %s", len(ids), exc)
         with database.connection() as conn:
             lifecycle.signal_failed(conn, database, ids)
+
+
+def wake_quietly(signal: Signal, queues: dict[str, list[str]]) -> None:
+    """Tell idle workers of jobs that are queued again; where that fails, their polling finds them."""
+    try:
+        signal.wake(queues)
+    except SignalError as exc:
+        logger.info("requeued jobs are not signalled, polling will find them: %s", exc)

@@ -6,8 +6,8 @@ WITH newest AS (
     FROM (VALUES ('done'), ('failed')) AS s(status)
     CROSS JOIN LATERAL (
         SELECT j.updated_at, j.retry_count,
-            j.updated_at - CASE WHEN j.retry_count = 0 THEN GREATEST(j.created_at, LEAST(j.run_at, j.updated_at))
-                                ELSE j.created_at END AS took
+            j.updated_at - LEAST(j.updated_at, CASE WHEN j.retry_count = 0 THEN GREATEST(j.created_at, j.run_at)
+                                                    ELSE j.created_at END) AS took
         FROM {schema}.jobs j
         WHERE j.status = s.status AND j.status IN ('done', 'failed')
             AND j.updated_at > (SELECT clock_timestamp() - %(window)s * interval '1 second')

@@ -3,9 +3,9 @@
 -- Index: jobs_ended.
 SELECT
     s.status, r.updated_at::text, r.retry_count,
-    EXTRACT(epoch FROM r.updated_at - CASE
-        WHEN r.retry_count = 0 THEN GREATEST(r.created_at, LEAST(r.run_at, r.updated_at))
-        ELSE r.created_at END)::float8
+    EXTRACT(epoch FROM r.updated_at - LEAST(r.updated_at, CASE
+        WHEN r.retry_count = 0 THEN GREATEST(r.created_at, r.run_at)
+        ELSE r.created_at END))::float8
 FROM (VALUES ('done'), ('failed')) AS s(status)
 CROSS JOIN LATERAL (
     SELECT j.updated_at, j.retry_count, j.created_at, j.run_at

@@ -1,4 +1,4 @@
--- Called by: observe.events, to tell Flower of jobs that it has not seen: what is held, has ended lately, or waits.
+-- Called by: observe.backfill, to tell Flower of jobs that it has not seen: what is held, has ended lately, or waits.
 -- Locks: nothing. Newest ends first, at most the limit of each status; of what waits only the next in line.
 -- Index: jobs_processing, jobs_claim, jobs_ended; attempts_pkey for the last holder.
 WITH seen AS (
@@ -23,7 +23,7 @@ SELECT
     EXTRACT(epoch FROM j.created_at)::float8,
     EXTRACT(epoch FROM COALESCE(j.claimed_at, a.claimed_at))::float8,
     EXTRACT(epoch FROM j.updated_at)::float8,
-    COALESCE(j.owned_by, a.owned_by), j.error, j.result, j.headers, j.updated_at::text
+    COALESCE(j.owned_by, a.owned_by), j.error, substring(j.result FROM 1 FOR 500), j.headers
 FROM picked
 JOIN {schema}.jobs j USING (id)
 LEFT JOIN LATERAL (

@@ -1,0 +1,48 @@
+"""A Celery broker transport for which PostgreSQL is the only authority on a job's state.
+
+Importing this package registers ``pgtruth://`` with kombu and Celery, and nothing else: no driver, no connection. Every
+``celery`` command does it by an entry point; a plain producer imports it once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from celery._state import connect_on_app_finalize
+from kombu.transport import TRANSPORT_ALIASES
+
+if TYPE_CHECKING:
+    from . import effects
+    from .install import install
+    from .task import TruthTask
+    from .transactions import in_transaction
+
+__all__ = ["TruthTask", "__version__", "effects", "in_transaction", "install"]
+__version__ = "0.1.0"
+
+SCHEMES = ("pgtruth", "pgtruth+postgresql")
+_LAZY = {
+    "TruthTask": "task",
+    "install": "install",
+    "in_transaction": "transactions",
+}
+
+for _scheme in SCHEMES:
+    TRANSPORT_ALIASES[_scheme] = "pgtruth_transport.transport.transport:Transport"
+
+
+@connect_on_app_finalize
+def _on_app_finalize(app: Any) -> None:
+    from .app import prepare
+
+    prepare(app)
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name == "effects":
+        return import_module(f"{__name__}.effects")
+    if name in _LAZY:
+        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,339 @@
+"""The result backend ``pgtruth://``: results are part of the job's row, and ends are the lifecycle's business.
+
+Promises: while an attempt runs or ends, everything that Celery stores is collected in it and written by its fenced
+finish, so a stale attempt's result is never seen and a result never exists without its end. Reading goes to the row.
+A crash loses nothing that a reader has seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from celery import states
+from celery.backends.base import BaseBackend
+from celery.exceptions import ImproperlyConfigured, TaskRevokedError, TimeoutError
+from celery.result import GroupResult, result_from_tuple
+from kombu.utils.encoding import ensure_bytes
+
+from . import attempts, chords, lifecycle, publish
+from .attempts import Attempt
+from .db import CONNECTION_ERRORS
+from .errors import SettingsError
+from .jobs import ChordPart, Ending, Stored, readable
+from .runtime import Runtime, runtime
+from .settings import Settings
+from .states import Outcome, Status
+from .waiting import Interest, Waiting
+
+_OURS = ("status", "result", "date_done", "task_id")
+
+
+class PgTruthBackend(BaseBackend):
+    """Celery's result backend over ``jobs``. See Celery's user guide, "Result Backends"."""
+
+    supports_native_join = True
+    supports_autoexpire = True  # the sweep deletes what is older than result_expires
+    supports_result_compression = True
+    supports_failure_expires = True
+    persistent = True
+    connection_errors = CONNECTION_ERRORS
+
+    def __init__(self, app: Any, url: str | None = None, **kwargs: Any) -> None:
+        self._app_settings = _settings(app, url)
+        super().__init__(app, url=url or "pgtruth://", **kwargs)
+        self._waiting: Waiting | None = None
+
+    @property
+    def runtime(self) -> Runtime:
+        return runtime(self._app_settings)
+
+    def as_uri(self, include_password: bool = False) -> str:
+        if include_password:
+            return str(self.url)
+        return self._app_settings.masked() if "@" in str(self.url) else str(self.url)
+
+    def exception_safe_to_retry(self, exc: BaseException) -> bool:
+        return isinstance(exc, CONNECTION_ERRORS)
+
+    # Storing.
+
+    def _store_result(
+        self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
+    ) -> Any:
+        attempt = attempts.find(task_id)
+        encoded, meta = self._encode_parts(result, state, traceback, request)
+        error = _error_text(result) if state in self.EXCEPTION_STATES else None
+        if attempt is not None:
+            self._store_own(attempt, result, state, encoded, meta, error)
+        else:
+            self._store_other(task_id, state, encoded, meta, error, request)
+        return result
+
+    def _encode_parts(self, result: Any, state: str, traceback: Any, request: Any) -> tuple[bytes | None, bytes | None]:
+        """The encoded return value (of a success only) and the encoded rest, ``None`` where there is nothing in it."""
+        found = self._get_result_meta(result, state, traceback, request)
+        rest = {name: value for name, value in found.items() if name not in _OURS and value not in (None, [], ())}
+        if state == states.SUCCESS:
+            return ensure_bytes(self.encode(result)), ensure_bytes(self.encode(rest)) if rest else None
+        return None, ensure_bytes(self.encode({**rest, "result": result}))
+
+    def _store_own(
+        self, attempt: Attempt, result: Any, state: str, encoded: bytes | None, meta: bytes | None, error: str | None
+    ) -> None:
+        match state:
+            case states.SUCCESS:
+                attempt.end(Ending(Status.DONE, Outcome.DONE, state, encoded, meta, None))
+            case states.FAILURE:
+                attempt.end(Ending(Status.FAILED, Outcome.FAILED, state, None, meta, error))
+            case states.REVOKED:
+                attempt.end(Ending(Status.FAILED, Outcome.CANCELLED, state, None, meta, error))
+            case states.RETRY:
+                attempt.annotate_retry(meta, error)
+            case states.STARTED if isinstance(result, dict) and result.keys() == {"pid", "hostname"}:
+                pass  # the claim has said so
+            case _:
+                if not attempt.has_outcome:
+                    database = self.runtime.database
+                    with database.connection() as conn:
+                        lifecycle.progress(conn, database, attempt.lease, state, meta)
+
+    def _store_other(
+        self, task_id: str, state: str, encoded: bytes | None, meta: bytes | None, error: str | None, request: Any
+    ) -> None:
+        task = getattr(request, "task", None) or ""
+        status = {states.SUCCESS: Status.DONE, states.FAILURE: Status.FAILED, states.REVOKED: Status.FAILED}.get(state)
+        attempt = attempts.current()
+        if status is not None and attempt is not None and attempt.buffering:
+            attempt.stored.append(Stored(task_id, status, task, state, encoded, meta, error))
+            return
+        database, signal = self.runtime.database, self.runtime.signal
+        with database.connection() as conn:
+            if status is None and lifecycle.annotate(conn, database, task_id, state, meta):
+                return
+            item = Stored(task_id, status or Status.QUEUED, task, state, encoded, meta, error)
+            waited = lifecycle.store(conn, database, [item])
+        if waited:
+            signal.announce(waited)
+
+    # Reading.
+
+    def _get_task_meta_for(self, task_id: str) -> dict[str, Any]:
+        return self._read([task_id]).get(task_id) or {"status": states.PENDING, "result": None}
+
+    def _read(self, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+        database = self.runtime.database
+        with database.connection() as conn:
+            rows = conn.execute(database.sql("job_read"), {"ids": list(ids)}).fetchall()
+        return {row[0]: self._meta(*row) for row in rows}
+
+    def _meta(
+        self,
+        task_id: str,
+        status: str,
+        celery_state: str | None,
+        result: bytes | None,
+        meta: bytes | None,
+        updated_at: Any,
+        owned_by: str | None,
+        error: str | None,
+    ) -> dict[str, Any]:
+        state = celery_state or (states.FAILURE if status == Status.FAILED else states.PENDING)
+        found: dict[str, Any] = {"task_id": task_id, "status": state, "result": None, "traceback": None, "children": []}
+        if meta is not None:
+            found.update(self.decode(bytes(meta)))
+        if status == Status.DONE:
+            found["result"] = self.decode(bytes(result)) if result is not None else None
+        elif state == states.STARTED and meta is None and owned_by:
+            hostname, pid, _ = owned_by.rsplit(":", 2)
+            found["result"] = {"hostname": hostname, "pid": int(pid)}
+        elif state in self.EXCEPTION_STATES and found["result"] is None:
+            found["result"] = self.prepare_exception(_plain_error(state, error))
+        if status in (Status.DONE, Status.FAILED):
+            found["date_done"] = updated_at.isoformat()
+        return self.meta_from_decoded(found)  # type: ignore[no-any-return]
+
+    def task_result_exists(self, task_id: str) -> bool:
+        return self._get_task_meta_for(task_id)["status"] != states.PENDING
+
+    def _forget(self, task_id: str) -> None:
+        self._execute("job_forget", {"id": task_id})
+
+    # Waiting.
+
+    def wait_for(
+        self,
+        task_id: str,
+        timeout: float | None = None,
+        interval: float = 0.5,
+        no_ack: bool = True,
+        on_interval: Callable[[], None] | None = None,
+    ) -> dict[str, Any] | None:
+        """Wait for one end; raises :class:`celery.exceptions.TimeoutError` after ``timeout`` seconds."""
+        self._ensure_not_eager()
+        for _, meta in self._ends([task_id], timeout, on_interval):
+            return meta
+        return None
+
+    def get_many(
+        self,
+        task_ids: Iterable[str],
+        timeout: float | None = None,
+        interval: float = 0.5,
+        no_ack: bool = True,
+        on_message: Callable[[dict[str, Any]], None] | None = None,
+        on_interval: Callable[[], None] | None = None,
+        max_iterations: int | None = None,
+        **kwargs: Any,
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The ends of several jobs, as they come."""
+        for task_id, meta in self._ends(list(task_ids), timeout, on_interval):
+            if on_message is not None:
+                on_message(meta)
+            yield task_id, meta
+
+    def wait_for_pending(self, result: Any, timeout: float | None = None, on_message: Any = None, **kwargs: Any) -> Any:
+        if on_message is None:
+            return super().wait_for_pending(result, timeout=timeout, **kwargs)
+        callback, propagate = kwargs.pop("callback", None), kwargs.pop("propagate", True)
+        for _, meta in self._ends([result.id], timeout, kwargs.get("on_interval")):
+            on_message(meta)
+            result._maybe_set_cache(meta)
+        return result.maybe_throw(propagate=propagate, callback=callback)
+
+    def _ends(
+        self, ids: list[str], timeout: float | None, on_interval: Callable[[], None] | None
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pending = dict.fromkeys(ids)
+        interest: Interest | None = None
+        try:
+            while True:
+                for task_id, meta in self._read_patiently(pending, deadline).items():
+                    if meta["status"] in states.READY_STATES:
+                        pending.pop(task_id, None)
+                        if meta["status"] == states.SUCCESS:
+                            self._cache[task_id] = meta
+                        yield task_id, meta
+                if not pending:
+                    return
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimeoutError("The operation timed out.")
+                if on_interval is not None:
+                    on_interval()
+                if interest is None:
+                    interest = self._interest(pending, left)
+                    continue  # it may have ended before the interest was known
+                interest.pending = set(pending)
+                interest.wait(left)
+        finally:
+            if interest is not None:
+                interest.__exit__()
+
+    def _interest(self, ids: Iterable[str], left: float | None) -> Interest:
+        if self._waiting is None:
+            self._waiting = Waiting(self.runtime)
+        return Interest(self._waiting, ids, left).__enter__()
+
+    def _read_patiently(self, ids: Iterable[str], deadline: float | None) -> dict[str, dict[str, Any]]:
+        """Read, over a database that is away for a while, as long as the caller is prepared to wait."""
+        while True:
+            try:
+                return self._read(ids)
+            except CONNECTION_ERRORS:
+                if deadline is None or time.monotonic() > deadline:
+                    raise
+                time.sleep(min(0.5, max(0.0, deadline - time.monotonic())))
+
+    # Groups and chords.
+
+    def _save_group(self, group_id: str, result: Any) -> Any:
+        self._execute("group_save", {"id": group_id, "result": ensure_bytes(self.encode(result.as_tuple()))})
+        return result
+
+    def _restore_group(self, group_id: str) -> dict[str, Any] | None:
+        database = self.runtime.database
+        with database.connection() as conn:
+            row = conn.execute(database.sql("group_read"), {"id": group_id}).fetchone()
+        return {"result": result_from_tuple(self.decode(bytes(row[0])), self.app)} if row else None
+
+    def _delete_group(self, group_id: str) -> None:
+        self._execute("group_delete", {"id": group_id})
+
+    def set_chord_size(self, group_id: str, chord_size: int) -> None:
+        database = self.runtime.database
+        with database.connection() as conn:
+            chords.set_size(conn, database, group_id, chord_size)
+
+    def add_to_chord(self, chord_id: str, result: Any) -> None:
+        database = self.runtime.database
+        with database.connection() as conn:
+            chords.extend(conn, database, chord_id)
+
+    def apply_chord(self, header_result_args: Any, body: Any, **kwargs: Any) -> None:
+        if not isinstance(header_result_args[1], list | tuple):
+            return  # a lazy header of simple tasks
+        header = self.app.GroupResult(*header_result_args)
+        if any(isinstance(child, GroupResult) for child in header.results):
+            self._save_group(header.id, header)  # the shape of its results
+
+    def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> None:
+        if not request.group or not request.id:
+            return
+        encoded = ensure_bytes(self.encode(self.encode_result(result, state)))
+        position = None if request.group_index is None else float(request.group_index)
+        body = request.chord or getattr(request, "options", {}).get("chord")
+        part = ChordPart(request.group, request.id, position, state, encoded, _plain(body))
+        attempt = attempts.current()
+        if attempt is not None:
+            attempt.parts.append(part)
+            return
+        follow = chords.FollowUps()
+        follow.parts.append(part)
+        database, signal = self.runtime.database, self.runtime.signal
+        with database.connection() as conn, conn.transaction():
+            chords.write(conn, database, self.app, follow)
+        publish.wake(database, signal, follow.rows)
+        signal.announce(follow.waited)
+
+    def _execute(self, name: str, params: dict[str, Any]) -> None:
+        database = self.runtime.database
+        with database.connection() as conn:
+            conn.execute(database.sql(name), params)
+
+    def __reduce__(self, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__reduce__(args, {**(kwargs or {}), "url": self.url})
+
+
+def _settings(app: Any, url: str | None) -> Settings:
+    """The backend's settings: its own URL, or the broker's where it is bare."""
+    bare = not url or url.partition("://")[2] in ("", "/")
+    try:
+        if bare:
+            return Settings.from_app(app)
+        return Settings.make(str(url), app.conf.broker_transport_options)
+    except SettingsError as exc:
+        raise ImproperlyConfigured(f"result_backend: {exc}") from exc
+
+
+def _error_text(result: Any) -> str | None:
+    """One readable line for ``jobs.error`` of a stored exception."""
+    if isinstance(result, dict) and "exc_type" in result:
+        message = result.get("exc_message")
+        if isinstance(message, list | tuple):
+            message = message[0] if len(message) == 1 else ", ".join(map(str, message))
+        return readable(f"{result['exc_type']}: {message}")
+    if isinstance(result, BaseException):
+        return readable(f"{type(result).__name__}: {result}")
+    return readable(result)
+
+
+def _plain_error(state: str, error: str | None) -> BaseException:
+    text = error or "no reason was recorded"
+    return TaskRevokedError(text) if state == states.REVOKED else Exception(text)
+
+
+def _plain(signature: Any) -> dict[str, Any]:
+    return dict(signature) if signature else {}

@@ -1,0 +1,125 @@
+"""Chords: members counted by distinct id, and the body published by the transaction that ends the last of them.
+
+Promises: a member that returns twice counts once; exactly one transaction sees the chord become complete, and the body
+(or, if a member failed, the error of the body with its errbacks) commits with it. A crash before that COMMIT leaves the
+last member unfinished: it runs again and completes the chord then.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from celery import states
+from celery.canvas import maybe_signature
+from celery.exceptions import ChordError
+from celery.result import AsyncResult, GroupResult
+from celery.utils.log import get_logger
+
+from . import attempts, lifecycle
+from .attempts import Attempt
+from .db import Database
+from .jobs import ChordPart, JobRow, Stored
+
+logger = get_logger(__name__)
+
+
+class FollowUps:
+    """What commits together with the end of one or more attempts."""
+
+    def __init__(self) -> None:
+        self.rows: list[JobRow] = []
+        self.stored: list[Stored] = []
+        self.parts: list[ChordPart] = []
+        self.waited: list[str] = []  # stored ids whose result somebody waits for
+
+    def add(self, attempt: Attempt) -> None:
+        """Everything that this attempt leaves behind."""
+        self.rows.extend(attempt.rows)
+        self.stored.extend(attempt.stored)
+        self.parts.extend(attempt.parts)
+
+
+def write(conn: psycopg.Connection[Any], db: Database, app: Any, follow: FollowUps) -> None:
+    """Count the parts, finish the chords that are complete, and write every row; in the caller's transaction.
+
+    ``follow.rows`` is left with the rows that were new, ``follow.waited`` with the ids to announce.
+    """
+    parts = follow.parts
+    while parts:  # a failed body may itself be a member of an outer chord
+        bodies = {part.chord_id: part.body for part in parts}
+        complete = _count(conn, db, parts)
+        parts = []
+        for chord_id in complete:
+            done = _finish(conn, db, app, chord_id, bodies[chord_id])
+            follow.rows.extend(done.rows)
+            follow.stored.extend(done.stored)
+            parts.extend(done.parts)
+    if follow.rows:
+        new = lifecycle.enqueue(conn, db, follow.rows)
+        follow.rows[:] = [row for row in follow.rows if row.id in new]
+    if follow.stored:
+        follow.waited.extend(lifecycle.store(conn, db, follow.stored))
+
+
+def _count(conn: psycopg.Connection[Any], db: Database, parts: list[ChordPart]) -> list[str]:
+    params = {
+        "chord_ids": [p.chord_id for p in parts],
+        "part_ids": [p.part_id for p in parts],
+        "positions": [p.position for p in parts],
+        "states": [p.state for p in parts],
+        "results": [p.result for p in parts],
+    }
+    return [row[0] for row in conn.execute(db.sql("chord_count"), params).fetchall() if row[1]]
+
+
+def _finish(conn: psycopg.Connection[Any], db: Database, app: Any, chord_id: str, body: dict[str, Any]) -> Attempt:
+    """Publish the body with the members' results, or fail it; collected, not written."""
+    rows = conn.execute(db.sql("chord_parts"), {"id": chord_id}).fetchall()
+    callback = maybe_signature(body, app=app)
+    with attempts.collecting(db.settings) as collected:
+        try:
+            results = _results(app, chord_id, rows)
+            callback.delay(results)
+        except ChordError as exc:
+            logger.error("chord %s: %s", chord_id, exc)
+            app.backend.chord_error_from_stack(callback, exc=exc)
+        except Exception as exc:
+            logger.exception("chord %s: its body cannot be published", chord_id)
+            collected.rows.clear()
+            app.backend.chord_error_from_stack(callback, exc=ChordError(f"Callback error: {exc!r}"))
+    return collected
+
+
+def _results(app: Any, chord_id: str, rows: list[tuple[str, str, bytes]]) -> list[Any]:
+    """The members' results in the header's order and shape; raises ``ChordError`` if a member failed."""
+    by_id: dict[str, Any] = {}
+    for part_id, state, encoded in rows:
+        value = app.backend.decode(bytes(encoded))
+        if state in states.EXCEPTION_STATES:
+            exc = app.backend.exception_to_python(value)
+            error = ChordError(f"Dependency {part_id} raised {exc!r}")
+            error.__cause__ = exc
+            raise error
+        by_id[part_id] = value
+    header = GroupResult.restore(chord_id, app=app)
+    if header is not None:
+        return _shaped(header, by_id)
+    return list(by_id.values())
+
+
+def _shaped(result: Any, by_id: dict[str, Any]) -> Any:
+    if isinstance(result, GroupResult):
+        return [_shaped(child, by_id) for child in result.results]
+    assert isinstance(result, AsyncResult)
+    return by_id.get(result.id)
+
+
+def set_size(conn: psycopg.Connection[Any], db: Database, chord_id: str, size: int) -> None:
+    """How many members the header has; said before the last of them is published."""
+    conn.execute(db.sql("chord_size"), {"id": chord_id, "size": size})
+
+
+def extend(conn: psycopg.Connection[Any], db: Database, chord_id: str) -> None:
+    """One member more (``Task.add_to_chord``)."""
+    conn.execute(db.sql("chord_extend"), {"id": chord_id})

@@ -1,0 +1,256 @@
+"""The sweep: authority repair. Beat calls it, and every worker: whoever comes first after ``reap_interval`` does it.
+
+Promises (contract section 5, ADR-003): a job whose lease has run out is claimable again, or failed with its errbacks,
+chain and chord told, within one interval; what a producer could not signal is queued again; what is due and unclaimed
+is signalled again; what is expired ends; old rows go, in small batches. Every step is bounded and guarded by itself, so
+two sweeps at once, or a sweep that dies half way, do no harm. After a restart or promotion of the database, owners get
+one lease of grace to renew before anything is reaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from celery.app.task import Context
+from celery.exceptions import TaskRevokedError, WorkerLostError
+from celery.utils.log import get_logger
+from kombu.compression import decompress
+from kombu.serialization import loads, prepare_accept_content
+
+from . import attempts, chords, counters, lifecycle, publish
+from .attempts import Attempt
+from .db import Database
+from .jobs import Ending, Job, Lease
+from .runtime import runtime
+from .settings import Settings
+from .signals import Signal
+from .states import Outcome, Status
+from .transport import encoding
+from .transport.entities import collect_garbage
+
+logger = get_logger(__name__)
+
+BATCH = 500
+DELETE_BATCH = 2000
+
+
+class Swept(NamedTuple):
+    """What one sweep did."""
+
+    requeued: int = 0  # leases that had run out
+    spent: int = 0  # ended as failed: no retry was left
+    recovered: int = 0  # enqueue_failed -> queued
+    expired: int = 0
+    unknown: int = 0  # known to no worker for too long
+    deleted: int = 0
+
+
+def sweep(app: Any) -> Swept:
+    """Sweep now, whoever has done it last."""
+    found = runtime(Settings.from_app(app))
+    with found.database.connection() as conn:
+        grace = _take(conn, found.database, "by hand", 0)
+    return _sweep(app, found.database, found.signal, reap=grace is None or grace >= found.settings.lease_seconds)
+
+
+def sweep_if_due(app: Any, database: Database, signal: Signal, owner: str) -> Swept | None:
+    """Sweep if nobody has within ``reap_interval``; ``None`` if somebody has."""
+    settings = database.settings
+    with database.connection() as conn:
+        settled_for = _take(conn, database, owner, settings.reap_interval * 0.9)
+    if settled_for is None:
+        return None
+    return _sweep(app, database, signal, reap=settled_for >= settings.lease_seconds)
+
+
+def _take(conn: Any, database: Database, owner: str, interval: float) -> float | None:
+    """Take the duty; the seconds since the server started or was promoted, ``None`` if it is not due."""
+    params = {"name": "sweep", "owner": owner, "interval": interval}
+    row = conn.execute(database.sql("duty_take"), params).fetchone()
+    return row[0] if row else None
+
+
+def _sweep(app: Any, database: Database, signal: Signal, *, reap: bool) -> Swept:
+    queues: dict[str, list[str]] = {}
+
+    def batches(step: Callable[[Any, Database, int], list[tuple[str, str]]]) -> int:
+        total = 0
+        while True:
+            with database.connection() as conn:
+                found = step(conn, database, BATCH)
+            for job_id, queue in found:
+                queues.setdefault(queue, []).append(job_id)
+            total += len(found)
+            if len(found) < BATCH:
+                return total
+
+    recovered = batches(lifecycle.recover)
+    requeued = batches(lifecycle.reap) if reap else 0
+    spent = _end_spent(app, database, signal) if reap else 0
+    expired = _end_all(app, database, signal, lifecycle.lock_expired, "expired")
+    reason = f"no worker knew this task for {database.settings.unknown_task_wait:g} s"
+    unknown = _end_all(app, database, signal, lifecycle.lock_unknown, reason, state="FAILURE")
+    with database.connection() as conn:
+        for queue in lifecycle.due_queues(conn, database):
+            queues.setdefault(queue, [])
+        counts = {counters.LEASES_EXPIRED: requeued + spent, counters.JOBS_REQUEUED: requeued + recovered}
+        counters.add(conn, database, counts)
+    if queues:
+        publish.wake_quietly(signal, queues)
+    swept = Swept(requeued, spent, recovered, expired, unknown, _tidy(app, database))
+    if any(swept[:5]):
+        logger.warning("swept: %s", ", ".join(f"{name} {value}" for name, value in swept._asdict().items() if value))
+    return swept
+
+
+def _end_spent(app: Any, database: Database, signal: Signal) -> int:
+    """Fail the jobs whose lease has run out and that may not run again, on behalf of their dead holders."""
+    total = 0
+    while True:
+        follow = chords.FollowUps()
+        with database.connection() as conn, conn.transaction():
+            found = lifecycle.lock_spent(conn, database, BATCH)
+            dead = [_failed_attempt(app, database, job, lease) for job, lease in found]
+            endings = [(attempt.lease, attempt.ending) for attempt in dead if attempt.ending is not None]
+            ended = lifecycle.ended(lifecycle.finish(conn, database, endings)) if endings else None
+            for attempt in dead:
+                if ended and (attempt.job_id, attempt.lease_version) in ended.leases:
+                    follow.add(attempt)
+            chords.write(conn, database, app, follow)
+        if ended:
+            _announce(database, signal, ended.waited, follow)
+        total += len(found)
+        if len(found) < BATCH:
+            return total
+
+
+def _failed_attempt(app: Any, database: Database, job: Job, lease: Lease) -> Attempt:
+    if job.at_most_once:
+        text = f"its worker {lease.owned_by} died after the early acknowledgement; it may not run twice"
+    else:
+        text = f"its worker {lease.owned_by} stopped renewing the lease; {job.retry_count} of its retries were spent"
+    attempt = Attempt(lease, database.settings, job.retry_count)
+    context = _context(app, job)
+    exc = WorkerLostError(text)
+    with attempts.ending(attempt):
+        try:
+            _backend(app, job).mark_as_failure(job.id, exc, request=context)
+        except Exception:
+            logger.exception("%s[%s]: an errback or the chord could not be told of its end", job.task, job.id)
+    attempt.end(attempts.failed(f"WorkerLostError: {text}"))
+    return attempt
+
+
+def _end_all(
+    app: Any,
+    database: Database,
+    signal: Signal,
+    lock: Callable[[Any, Database, int], list[Job]],
+    reason: str,
+    state: str = "REVOKED",
+) -> int:
+    total = 0
+    while True:
+        found = _end_locked(app, database, signal, lambda conn: lock(conn, database, BATCH), reason, state)
+        total += found
+        if found < BATCH:
+            return total
+
+
+def cancel(app: Any, ids: Sequence[str], reason: str = "revoked") -> int:
+    """Cancel jobs that nobody holds, with their chords told; unknown ids are remembered. Returns how many were queued.
+
+    A job that runs is left to its holder: ``revoke(terminate=True)`` ends it.
+    """
+    found = runtime(Settings.from_app(app))
+    database = found.database
+    count = _end_locked(
+        app, database, found.signal, lambda conn: lifecycle.lock_queued(conn, database, ids), reason, "REVOKED"
+    )
+    with database.connection() as conn:
+        lifecycle.cancel(conn, database, ids, reason)
+    return count
+
+
+def _end_locked(
+    app: Any, database: Database, signal: Signal, lock: Callable[[Any], list[Job]], reason: str, state: str
+) -> int:
+    """End the jobs that ``lock`` returns, which nobody holds, and tell their chords, in one transaction."""
+    follow = chords.FollowUps()
+    with database.connection() as conn, conn.transaction():
+        jobs = lock(conn)
+        endings = [(job.id, _ending(app, database, job, reason, state, follow)) for job in jobs]
+        ended = lifecycle.end_queued(conn, database, endings) if endings else lifecycle.Ended(frozenset(), ())
+        chords.write(conn, database, app, follow)
+    _announce(database, signal, ended.waited, follow)
+    return len(jobs)
+
+
+def _ending(app: Any, database: Database, job: Job, reason: str, state: str, follow: chords.FollowUps) -> Ending:
+    attempt = Attempt(Lease(job.id, job.lease_version, "", job.claimed_at), database.settings)
+    context = _context(app, job)
+    with attempts.ending(attempt):
+        try:
+            if state == "REVOKED":
+                _backend(app, job).mark_as_revoked(job.id, reason, request=context)
+            else:
+                _backend(app, job).mark_as_failure(job.id, TaskRevokedError(reason), request=context)
+        except Exception:
+            logger.exception("%s[%s]: an errback or the chord could not be told of its end", job.task, job.id)
+    follow.add(attempt)
+    meta = attempt.ending.meta if attempt.ending is not None else None
+    outcome = Outcome.CANCELLED if state == "REVOKED" else Outcome.FAILED
+    return Ending(Status.FAILED, outcome, state, None, meta, reason)
+
+
+def _backend(app: Any, job: Job) -> Any:
+    task = app.tasks.get(job.task)
+    return app.backend if task is None else task.backend
+
+
+def _context(app: Any, job: Job) -> Context:
+    """Celery's view of a job that no worker holds: enough for errbacks, chains and chords."""
+    payload = encoding.payload(job)
+    request: dict[str, Any] = dict(payload["headers"])
+    request.setdefault("id", job.id)
+    request.setdefault("task", job.task)
+    request["delivery_info"] = payload["properties"].get("delivery_info") or {}
+    request["hostname"] = None
+    try:
+        args, kwargs, embed = _decode(app, payload)
+        request.update({"args": args, "kwargs": kwargs, **(embed or {})})
+    except Exception:
+        logger.warning("%s[%s]: its message cannot be decoded, its callbacks are unknown", job.task, job.id)
+    return Context(request)
+
+
+def _decode(app: Any, payload: dict[str, Any]) -> Any:
+    """The decoded body of a message, by the app's accepted content types."""
+    body = payload["body"]
+    compression = payload["headers"].get("compression")
+    if compression:
+        body = decompress(body, compression)
+    accept = prepare_accept_content(app.conf.accept_content)
+    return loads(body, payload["content-type"], payload["content-encoding"], accept=accept)
+
+
+def _announce(database: Database, signal: Signal, waited: Sequence[str], follow: chords.FollowUps) -> None:
+    publish.wake(database, signal, follow.rows)
+    ids = [*waited, *follow.waited]
+    if ids:
+        signal.announce(ids)
+
+
+def _tidy(app: Any, database: Database) -> int:
+    """Delete what is past its keeping time; one batch of each kind per sweep, so that no sweep takes long."""
+    keep = app.conf.result_expires
+    done = keep.total_seconds() if hasattr(keep, "total_seconds") else keep
+    with database.connection() as conn:
+        collect_garbage(conn, database)
+        if not done:
+            return 0
+        conn.execute(database.sql("waiter_delete_expired"), {"keep": float(done)})
+        failed = database.settings.failed_expires or float(done) * 7
+        deleted = lifecycle.delete_old(conn, database, Status.DONE, float(done), DELETE_BATCH)
+        return deleted + lifecycle.delete_old(conn, database, Status.FAILED, failed, DELETE_BATCH)

@@ -1,0 +1,4 @@
+-- Called by: the result backend, GroupResult.restore.
+-- Locks: nothing.
+-- Index: groups_pkey.
+SELECT result FROM {schema}.groups WHERE id = %(id)s

@@ -1,0 +1,1 @@
+"""The kombu transport ``pgtruth://``."""

@@ -1,0 +1,354 @@
+"""The kombu transport: what wakes a consumer, and what it is given then.
+
+Promises: an idle consumer sleeps on the signal and on a timer of ``poll_interval``, never in a tight loop, and either
+alone is enough to find every row. In Celery's event loop everything runs from the loop's own callbacks; elsewhere
+``drain_events`` waits with a real time-out. If the database goes away, its connection errors reach Celery, which
+reconnects; what a worker holds and what has ended in it survives that.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import socket
+import time
+import uuid
+from typing import Any
+
+from kombu.exceptions import OperationalError
+from kombu.transport import virtual
+from kombu.transport.base import Transport as BaseTransport
+
+from .. import lifecycle
+from ..db import CONNECTION_ERRORS
+from ..jobs import Job
+from ..runtime import runtime
+from ..settings import Settings
+from . import encoding, messages
+from .channel import Channel
+from .entities import Entities
+from .urls import client_url
+
+#: Messages fetched per statement.
+BATCH = 100
+#: Seconds for which a busy worker does not listen: what it cannot take now, it will look for when it can.
+DEAF = 0.1
+#: How many leases a plain consumer's message lasts; renewed while the consumer drains.
+MESSAGE_LEASES = 4
+
+
+class Transport(virtual.Transport):  # type: ignore[misc]
+    """``pgtruth://`` for kombu and Celery."""
+
+    Channel = Channel
+    can_parse_url = True
+    default_port = 5432
+    driver_type = "pgtruth"
+    driver_name = "psycopg"
+    connection_errors = (*BaseTransport.connection_errors, *CONNECTION_ERRORS, OperationalError)
+    implements = virtual.Transport.implements.extend(
+        asynchronous=True, exchange_type=frozenset({"direct", "topic", "fanout"}), heartbeats=False
+    )
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        self.settings = Settings.make(client_url(client), client.transport_options or {})
+        self.runtime = runtime(self.settings)
+        self.entities = Entities(self.runtime.database)
+        self.owner = f"kombu:{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self.patience = float(self.settings.connect_timeout)
+        self.worker: Any = None  # the Celery worker that consumes here, if one does
+        self.listener: Any = None
+        self.loop: Any = None
+        self._fd = -1
+        self._turn_at: float | None = None
+        self._deaf = False
+        self._poll_at = 0.0
+        self._messages_due = True
+        self._jobs_due = True
+        self._held_until: dict[int, float] = {}
+        self._poke: tuple[socket.socket, socket.socket] | None = None
+
+    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
+        return client_url(self.client) if include_password else self.settings.masked()
+
+    def driver_version(self) -> str:
+        import psycopg
+
+        return psycopg.__version__
+
+    # Connecting.
+
+    def establish_connection(self) -> Transport:
+        with self.runtime.database.connection(patience=self.patience):
+            pass  # reachable; raises the database's error at once where it is not
+        self._avail_channels.append(self.create_channel(self))
+        return self
+
+    def close_connection(self, connection: Any) -> None:
+        if self.worker is not None:
+            self.worker.deliver = self.worker.request_turn = None
+            self.worker = None
+        self._unlisten()
+        super().close_connection(connection)
+
+    def attach(self, worker: Any) -> None:
+        """Let ``worker`` claim and settle through this connection's loop."""
+        self.worker = worker
+        worker.deliver = self._deliver_job
+        worker.request_turn = self._request_turn
+        self.consumers_changed()
+
+    # Who consumes what.
+
+    def _consumed(self) -> dict[str, Channel]:
+        return {queue: channel for channel in self.channels for queue in channel._active_queues}
+
+    def consumers_changed(self) -> None:
+        """A consumer was added or cancelled."""
+        queues = self._consumed()
+        if self.worker is not None:
+            self.worker.consume(q for q, channel in queues.items() if not channel.no_ack.get(q))
+        if queues or self.listener is not None:
+            if self.listener is None:
+                self.listener = self.runtime.signal.listener()
+            self.listener.watch(queues)
+            self._listen()
+        self._messages_due = self._jobs_due = True
+        if self.loop is not None and queues:
+            self.loop.call_soon(self._fetch_messages)
+
+    def _unlisten(self) -> None:
+        if self.loop is not None and self._fd >= 0:
+            self.loop.remove(self._fd)
+        self._fd = -1
+        if self.listener is not None:
+            self.listener.close()
+            self.listener = None
+        if self._poke is not None:
+            for end in self._poke:
+                end.close()
+            self._poke = None
+
+    # In Celery's event loop.
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        self.loop = loop
+        loop.call_repeatedly(self.settings.poll_interval * random.uniform(0.9, 1.0), self._poll)
+        self._listen()
+
+    def _listen(self) -> None:
+        """Have the loop watch the listener's socket, whichever it is now."""
+        if self.loop is None or self.listener is None or self._deaf:
+            return
+        fd = self.listener.fileno()
+        if fd != self._fd:
+            if self._fd >= 0:
+                self.loop.remove(self._fd)
+            self._fd = fd
+            if fd >= 0:
+                self.loop.add_reader(fd, self._on_readable)
+
+    def _on_readable(self, *_: Any) -> None:
+        self._hear()
+        if self.worker is not None and self.worker.busy() and self._fd >= 0:
+            self._deaf = True
+            self.loop.remove(self._fd)
+            self._fd = -1
+            self.loop.call_later(DEAF, self._undeaf)
+
+    def _undeaf(self) -> None:
+        self._deaf = False
+        if self.listener is not None:
+            self._hear()
+
+    def _hear(self) -> None:
+        woken = self.listener.drain()
+        self._listen()
+        if not woken.queues:
+            return
+        self._messages_due = self._jobs_due = True
+        if self.worker is not None:
+            self.worker.hungry()
+        if self.loop is not None:
+            self.loop.call_soon(self._fetch_messages)
+
+    def _poll(self) -> None:
+        if self.listener is not None and not self._deaf:
+            self._hear()
+        self._messages_due = self._jobs_due = True
+        if self.worker is not None:
+            self.worker.hungry()
+        self._fetch_messages()
+        self._touch()
+
+    def _request_turn(self, delay: float) -> None:
+        when = time.monotonic() + delay
+        if self._turn_at is not None and self._turn_at <= when:
+            return
+        self._turn_at = when
+        if self.loop is None:
+            self._interrupt()
+        elif delay:
+            self.loop.call_later(delay, self._turn)
+        else:
+            self.loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_at = None
+        worker = self.worker
+        if worker is None:
+            return
+        worker.turn()
+        if worker.next_due is not None:
+            due, worker.next_due = worker.next_due, None
+            if due < self.settings.poll_interval:
+                self.loop.call_later(max(0.0, due), worker.hungry)
+
+    # Without an event loop.
+
+    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+        """Deliver something, or raise ``socket.timeout`` after ``timeout`` seconds (``None``: wait for ever)."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._pump():
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                raise socket.timeout
+            wake_at = min([t for t in (deadline, self._poll_at, self._turn_at) if t is not None])
+            self._sleep(max(0.0, wake_at - now))
+
+    def _pump(self) -> bool:
+        now = time.monotonic()
+        if self.listener is not None:
+            self._hear()
+        if now >= self._poll_at:
+            hears = self.listener is not None and self.listener.fileno() >= 0
+            interval = self.settings.poll_interval if hears or self.worker else min(0.1, self.settings.poll_interval)
+            self._poll_at = now + interval * random.uniform(0.9, 1.0)
+            self._messages_due = self._jobs_due = True
+            self._touch()
+            if self.worker is not None:
+                self.worker.hungry()
+        delivered = 0
+        if self.worker is not None:
+            if self._turn_at is not None and now >= self._turn_at:
+                self._turn_at = None
+            delivered += self.worker.turn() if self._turn_at is None else 0
+            if self.worker.next_due is not None:
+                self._poll_at = min(self._poll_at, now + max(0.0, self.worker.next_due))
+                self.worker.next_due = None
+        elif self._jobs_due:
+            delivered += self._fetch_plain_job()
+        return bool(delivered + self._fetch_messages())
+
+    def _sleep(self, seconds: float) -> None:
+        if self._poke is None:
+            self._poke = socket.socketpair()
+            for end in self._poke:
+                end.setblocking(False)
+        fds: list[Any] = [self._poke[0]]
+        if self.listener is not None and self.listener.fileno() >= 0:
+            fds.append(self.listener.fileno())
+        ready, _, _ = select.select(fds, [], [], seconds)
+        if self._poke is not None and self._poke[0] in ready:
+            self._poke[0].recv(4096)
+
+    def _interrupt(self) -> None:
+        """Wake a sleeping ``drain_events``; from any thread."""
+        poke = self._poke
+        if poke is not None:
+            try:
+                poke[1].send(b"\0")
+            except OSError:
+                return  # full: it is awake already; closed: nobody sleeps
+
+    # Delivering.
+
+    def _deliver_job(self, job: Job) -> None:
+        callback = self._callbacks.get(job.queue)
+        if callback is None:  # the queue was cancelled in this very turn
+            self.worker.release(self.worker.held[(job.id, job.lease_version)])
+            return
+        callback(encoding.payload(job))
+
+    def _fetch_messages(self) -> int:
+        """Deliver what is not a task; returns how many."""
+        if not self._messages_due or not self._callbacks:
+            return 0
+        self._messages_due = False
+        count = 0
+        database = self.runtime.database
+        for channel in list(self.channels):
+            for no_ack in (True, False):
+                queues = [q for q in channel._active_queues if bool(channel.no_ack.get(q)) is no_ack]
+                room = self._room(channel, no_ack)
+                if not queues or not room:
+                    continue
+                owner = None if no_ack else self.owner
+                lease = self.settings.lease_seconds * MESSAGE_LEASES
+                with database.connection(patience=self.patience) as conn:
+                    found = messages.fetch(conn, database, queues, room, owner, lease)
+                self._messages_due = self._messages_due or len(found) >= room
+                for delivery in found:
+                    if not no_ack:
+                        self._held_until[delivery.id] = time.monotonic() + lease / 2
+                    callback = self._callbacks.get(delivery.queue)
+                    if callback is not None:
+                        callback(delivery.payload)
+                count += len(found)
+        return count
+
+    def _room(self, channel: Channel, no_ack: bool) -> int:
+        """How many messages a channel may take: one at a time where the consumer drains one event per call."""
+        if self.loop is not None:
+            return BATCH
+        if no_ack:
+            return 1
+        estimate = channel.qos.can_consume_max_estimate()
+        return 1 if estimate is None else min(1, estimate)
+
+    def _fetch_plain_job(self) -> int:
+        """A job for a consumer that is no Celery worker: it acknowledges, nobody renews."""
+        self._jobs_due = False
+        for queue, channel in self._consumed().items():
+            if channel.qos.can_consume():
+                payload = self._claim_one(queue)
+                if payload is not None:
+                    self._jobs_due = True
+                    channel.remember_plain(payload)
+                    if channel.no_ack.get(queue):
+                        channel.settle(payload["properties"]["delivery_tag"], acknowledge=True, requeue=False)
+                    self._callbacks[queue](payload)
+                    return 1
+        return 0
+
+    def _claim_one(self, queue: str) -> encoding.Payload | None:
+        priorities = list(range(9, -1, -1))
+        search = lifecycle.Search([queue] * 10, priorities, [], [], [], [])
+        database = self.runtime.database
+        with database.connection(patience=self.patience) as conn:
+            jobs = lifecycle.claimed(lifecycle.claim(conn, database, search, 1, self.owner))
+        return {**encoding.payload(jobs[0]), "claimed_at": jobs[0].claimed_at} if jobs else None
+
+    def get_one(self, queue: str, owner: str | None) -> encoding.Payload | None:
+        """One message or job of a queue, for ``basic_get``."""
+        database = self.runtime.database
+        lease = self.settings.lease_seconds * MESSAGE_LEASES
+        with database.connection(patience=self.patience) as conn:
+            found = messages.fetch(conn, database, [queue], 1, owner, lease)
+        return found[0].payload if found else self._claim_one(queue)
+
+    def _touch(self) -> None:
+        """Keep this consumer's transient queues and unacknowledged messages alive."""
+        queues = list(self._consumed())
+        now = time.monotonic()
+        due = [message_id for message_id, when in self._held_until.items() if when <= now]
+        database = self.runtime.database
+        with database.connection(patience=self.patience) as conn:
+            self.entities.touch(conn, queues)
+            if due:
+                lease = self.settings.lease_seconds * MESSAGE_LEASES
+                kept = messages.renew(conn, database, due, self.owner, lease)
+                self._held_until = {m: now + lease / 2 if m in due else w for m, w in self._held_until.items()
+                                    if m not in due or m in kept}

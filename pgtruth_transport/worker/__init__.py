@@ -1,0 +1,1 @@
+"""What runs inside a Celery worker: claim, trace, settle, leases and duties."""

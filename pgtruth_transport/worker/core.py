@@ -1,0 +1,342 @@
+"""The worker's side of the queue, one per worker process: take jobs, hand them to Celery, settle what they leave.
+
+Promises: a job is handed to the pool only by an attempt that holds it; every end is written once, fenced, batched with
+the others of the same turn and with the next claim; what the worker holds is renewed by its keeper and given back when
+it stops. If this process dies at any point, its leases run out and the jobs run again within their budget. If the
+database goes away, what has ended is kept here and settled after the reconnect, if the authority is still ours.
+
+Threads: Celery's loop calls :meth:`Worker.turn`; pool threads call :meth:`Worker.conclude`; the keeper thread renews.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from celery.exceptions import Reject, WorkerLostError
+from celery.utils.log import get_logger
+
+from .. import attempts, lifecycle
+from ..attempts import Attempt
+from ..db import Database
+from ..jobs import Job, Lease, Requeue, readable
+from ..settings import Settings
+from ..signals import Signal
+from ..states import Outcome
+from .held import Held, Pace, look_ahead
+from .settle import Settler
+
+logger = get_logger(__name__)
+
+#: How long an outcome may wait for others while the pool still has work ahead of it. Seconds.
+SETTLE_WAIT = 0.01
+
+
+class Worker:
+    """What one Celery worker process holds and does."""
+
+    def __init__(self, app: Any, consumer: Any, settings: Settings, database: Database, signal: Signal) -> None:
+        self.app = app
+        self.consumer = consumer
+        self.settings = settings
+        self.database = database
+        self.signal = signal
+        # unique per process start: a restarted worker of the same name never inherits its predecessor's leases
+        self.owner = f"{consumer.hostname}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self.settler = Settler(self)
+        self.pace = Pace()
+        self.held: dict[tuple[str, int], Held] = {}
+        self.deliver: Callable[[Job], None] | None = None  # set by the transport that consumes
+        self.request_turn: Callable[[float], None] | None = None  # ask the loop for a turn in that many seconds
+        self.draining = False  # shutting down: nothing is claimed, ends are settled at once
+        self._ended: deque[Held] = deque()
+        self._queues: tuple[str, ...] = ()
+        self._rotation = 0
+        self._hungry = True  # the last claim filled every slot, or something has changed since
+        self._lock = threading.RLock()
+        self._knowledge: tuple[Any, ...] = ([], [], [], [])
+        self.next_due: float | None = None  # seconds, as of the last claim that found nothing
+
+    # What the consumer tells.
+
+    def consume(self, queues: Iterable[str]) -> None:
+        """The task queues to claim from, from now on."""
+        self._queues = tuple(dict.fromkeys(queues))
+        self.hungry()
+
+    def learn_tasks(self) -> None:
+        """Note what the claim must know of the registered tasks."""
+        early, started, limit_tasks, limits = [], [], [], []
+        for name, task in self.app.tasks.items():
+            if not task.acks_late:
+                early.append(name)
+            if task.track_started and not task.ignore_result:
+                started.append(name)
+            own = _own_max_retries(task)
+            if own is not None:
+                limit_tasks.append(name)
+                limits.append(own)
+        self._knowledge = early, started, limit_tasks, limits
+
+    def hungry(self) -> None:
+        """Something may be claimable: a signal came, the poll is due, a queue was added."""
+        self._hungry = True
+        if self.request_turn is not None and not self.draining and self._free() > 0:
+            self.request_turn(0)
+
+    # Capacity.
+
+    def slots(self) -> int:
+        """How many bodies may run at once (the most that an autoscaler may grow to)."""
+        controller = self.consumer.controller
+        return int(getattr(controller, "max_concurrency", None) or self.consumer.pool.num_processes or 0)
+
+    def in_flight(self) -> int:
+        return len(self.held) - len(self._ended)
+
+    def _free(self) -> int:
+        slots = self.slots()
+        multiplier = int(self.consumer.prefetch_multiplier or 0)
+        return slots + look_ahead(slots, self.pace(), multiplier) - self.in_flight()
+
+    def busy(self) -> bool:
+        """Whether it could not take anything more now."""
+        return self._free() <= 0
+
+    def wanted(self) -> int:
+        """How many jobs the next turn should claim."""
+        if self.draining or not self._hungry or not self._queues or self.deliver is None:
+            return 0
+        return max(0, self._free())
+
+    def search(self) -> lifecycle.Search:
+        """Priority 9 first over all queues; within a priority the queues take turns."""
+        queues = self._queues[self._rotation :] + self._queues[: self._rotation]
+        self._rotation = (self._rotation + 1) % max(1, len(self._queues))
+        pairs = [(queue, priority) for priority in range(9, -1, -1) for queue in queues]
+        return lifecycle.Search([q for q, _ in pairs], [p for _, p in pairs], *self._knowledge)
+
+    # The turn.
+
+    def turn(self) -> int:
+        """Settle everything that has ended and claim for the free slots, in one transaction; hand over the claimed.
+
+        Returns how many jobs were handed over. Raises the database's connection errors, with nothing forgotten.
+        """
+        with self._lock:
+            batch = [held for held in self._ended if not held.closing]
+            want = self.wanted()
+            if not batch and not want:
+                return 0
+            jobs = self.settler.run(batch, want)
+            self._forget(batch)
+            if want:
+                self._hungry = len(jobs) >= want
+            if not self.held and not jobs:
+                self.pace.idle()
+            taken = [self._take(job) for job in jobs]
+        for held in taken:
+            self._hand_over(held)
+        return len(taken)
+
+    def _forget(self, batch: list[Held]) -> None:
+        if not batch:
+            return
+        done = {id(held) for held in batch}
+        self._ended = deque(held for held in self._ended if id(held) not in done)
+        for held in batch:
+            self.held.pop(held.key, None)
+        self.pace.ended(len(batch))
+
+    def _take(self, job: Job) -> Held:
+        limit = self.settings.retry_limit if job.max_retries is None else job.max_retries
+        lease = Lease(job.id, job.lease_version, self.owner, job.claimed_at)
+        attempt = Attempt(lease, self.settings, job.retry_count, limit)
+        held = Held(job, attempt, time.monotonic() + self.settings.lease_seconds * 2 / 3)
+        self.held[held.key] = held
+        self.pace.started()
+        return held
+
+    def _hand_over(self, held: Held) -> None:
+        if held.job.task not in self.consumer.strategies:
+            self.settler.count("unknown_tasks")
+            delay = min(30.0, 1.0 + held.job.lease_version / 2)
+            error = f"no worker that took this job knows the task {held.job.task!r}"
+            logger.warning("%s[%s]: task unknown to this worker, left for another", held.job.task, held.job.id)
+            held.attempt.ask_requeue(Requeue(Outcome.RELEASED, delay=delay, unknown=True, error=readable(error)))
+            self.conclude(held)
+            return
+        assert self.deliver is not None
+        self.deliver(held.job)
+
+    def held_of(self, message: Any) -> Held | None:
+        """The held job that a delivered message belongs to."""
+        key = getattr(message, "held_key", None)
+        return self.held.get(key) if key is not None else None
+
+    # What Celery and the pool report.
+
+    def accepted(self, held: Held) -> None:
+        """The body starts now."""
+        held.accepted_at = time.monotonic()
+        if not self.enforces_limits() and held.request is not None:
+            limit = (held.request.time_limits or (None, None))[0] or held.request.task.time_limit
+            if limit:
+                held.deadline = held.accepted_at + float(limit)
+
+    def enforces_limits(self) -> bool:
+        """Whether the pool itself kills a body at its hard time limit."""
+        return "prefork" in type(self.consumer.pool).__module__
+
+    def conclude(self, held: Held) -> None:
+        """The outcome of ``held`` is known: settle it in the next turn, with the others."""
+        with self._lock:
+            if held.concluded:
+                return
+            held.concluded = True
+            self._ended.append(held)
+            running = self.in_flight()
+        if self.request_turn is None or self.draining:
+            self.settle_now()
+        elif running > min(self.slots(), len(self._ended)):
+            self.request_turn(SETTLE_WAIT)  # the pool has work ahead: a batch costs a tenth
+        else:
+            self.request_turn(0)
+
+    def closed(self, held: Held) -> None:
+        """The report of an end is complete."""
+        if held.attempt.has_outcome:
+            self.conclude(held)
+        elif held.answer is not None:
+            acknowledged, requeue = held.answer
+            held.answer = None
+            self.acknowledge(held) if acknowledged else self.reject(held, requeue)
+
+    def acknowledge(self, held: Held) -> None:
+        """An ack settles whatever is not settled yet; an early one only says that the job may not run again."""
+        if held.concluded:
+            return
+        if held.closing:
+            held.answer = (True, False)
+            return
+        if not held.attempt.has_outcome:
+            if held.job.at_most_once and held.request is not None and held.fallback is None:
+                return  # acknowledged before the body: the outcome is still to come
+            if held.request is None:
+                held.attempt.end(attempts.failed("the message could not be decoded by the worker"))
+            elif held.fallback is not None:
+                held.attempt.end(attempts.failed(held.fallback))
+            else:
+                held.attempt.end(attempts.ignored())
+        self.conclude(held)
+
+    def reject(self, held: Held, requeue: bool) -> None:
+        """Reject with requeue is a counted failure, without it the end of the job."""
+        if held.concluded:
+            return
+        if held.closing:
+            held.answer = (False, requeue)
+            return
+        if not held.attempt.has_outcome:
+            if requeue:
+                error = held.fallback or "rejected by the task, to be requeued"
+                self.count_failure(held, WorkerLostError(error) if held.fallback else Reject(error, requeue=True))
+                return
+            held.attempt.end(attempts.failed(held.fallback or "rejected"))
+        self.conclude(held)
+
+    def failed(self, held: Held, exc_info: Any) -> None:
+        """Note why an attempt ended without its own word, for the ack or reject that follows."""
+        exc = getattr(exc_info, "exception", exc_info)
+        held.fallback = readable(f"{type(exc).__name__}: {exc}")
+
+    def retries_time_outs(self, held: Held) -> bool:
+        """Whether a hard time limit counts as a failure to be retried (the contract's policy), with budget left."""
+        policy = getattr(held.request.task, "truth_retries_failures", False) if held.request else False
+        return bool(policy) and held.attempt.retry_count < held.attempt.limit
+
+    def count_failure(self, held: Held, exc: BaseException, delay: float | None = None) -> None:
+        """A failure outside the body: requeue while the budget lasts, else fail with everything that follows."""
+        attempt = held.attempt
+        error = readable(f"{type(exc).__name__}: {exc}")
+        if attempt.retry_count < attempt.limit:
+            attempt.ask_requeue(Requeue(Outcome.RETRIED, attempt.retry_count + 1, delay, error=error))
+        elif held.request is not None:
+            self._fail(held, exc)
+        attempt.end(attempts.failed(error or "failed"))
+        if not held.closing:
+            self.conclude(held)
+
+    def _fail(self, held: Held, exc: BaseException) -> None:
+        """Mark as failed through the result backend: errbacks, the rest of the chain and the chord are told."""
+        request = held.request
+        assert request is not None
+        with attempts.ending(held.attempt):
+            request.task.backend.mark_as_failure(
+                held.job.id, exc, request=request._context, store_result=request.store_errors
+            )
+
+    def timed_out(self, held: Held) -> None:
+        """A body passed its hard limit in a pool that cannot kill it: its end is written now, a late one is stale."""
+        from celery.exceptions import TimeLimitExceeded
+
+        exc = TimeLimitExceeded(held.deadline and held.accepted_at and held.deadline - held.accepted_at)
+        held.deadline = None
+        logger.error("Hard time limit exceeded for %s[%s]: its result will be refused", held.job.task, held.job.id)
+        if self.retries_time_outs(held):
+            self.count_failure(held, exc)
+        else:
+            self._fail(held, exc)
+            held.attempt.end(attempts.failed(f"TimeLimitExceeded: {exc}"))
+            self.conclude(held)
+
+    # Leases and stopping.
+
+    def leases_due(self, now: float) -> list[Held]:
+        """The held jobs of whose lease a third is left."""
+        with self._lock:
+            return [h for h in self.held.values() if not h.concluded and not h.lost and h.renew_at <= now]
+
+    def lost(self, held: Held) -> None:
+        """The authority is gone: stop the body where the pool can, and forget what it leaves."""
+        held.lost = True
+        logger.warning("lost the lease of %s[%s]: its result will be refused", held.job.task, held.job.id)
+        request = held.request
+        if request is not None and self.enforces_limits() and request.worker_pid:
+            request._already_cancelled = True  # its end is not a failure of the task
+            self.consumer.call_soon(self.consumer.pool.terminate_job, request.worker_pid, "SIGKILL")
+        held.attempt.ask_requeue(Requeue(Outcome.RELEASED))
+        self.conclude(held)
+
+    def release(self, held: Held) -> None:
+        """Give a job back that did not run to its end here; it costs no retry."""
+        held.attempt.ask_requeue(Requeue(Outcome.RELEASED))
+        if not held.closing:
+            self.conclude(held)
+
+    def unstarted(self) -> list[Held]:
+        """Held jobs whose body has not started."""
+        with self._lock:
+            return [h for h in self.held.values() if h.accepted_at is None and not h.concluded]
+
+    def settle_now(self) -> None:
+        """Settle outside the loop's turns, at a shutdown."""
+        with self._lock:
+            if self._ended:
+                self.turn()
+
+
+def _own_max_retries(task: Any) -> int | None:
+    """The ``max_retries`` that a task class sets itself; ``None`` where it is Celery's default or unbounded."""
+    for cls in type(task).__mro__:
+        if cls.__module__.startswith("celery.app.task") or cls is object:
+            return None
+        if "max_retries" in vars(cls):
+            found = vars(cls)["max_retries"]
+            return int(found) if found is not None else None
+    return None

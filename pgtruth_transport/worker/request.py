@@ -1,0 +1,191 @@
+"""Celery's request and strategy, with the outcome handed to the worker instead of written by the pool child.
+
+``Task.Strategy`` is Celery's plug point for how a received message becomes a call of the pool. Ours differs in three
+things: the pool runs :mod:`pgtruth_transport.worker.trace`, a job never waits here for its time (``run_at`` does that in
+the database) nor is judged expired by this machine's clock, and every end passes through :class:`Worker`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from celery import signals
+from celery.app import trace as celery_trace
+from celery.exceptions import TimeLimitExceeded
+from celery.utils.imports import symbol_by_name
+from celery.utils.log import get_logger
+from celery.worker.request import create_request_cls
+from celery.worker.state import task_reserved
+from celery.worker.strategy import hybrid_to_proto2, proto1_to_proto2
+
+from .. import attempts
+from . import trace
+from .core import Worker
+from .held import Held
+
+logger = get_logger("celery.worker.strategy")
+
+
+def request_class(worker: Worker, task: Any, consumer: Any) -> type[Any]:
+    """The request class of one task: the user's own ``Task.Request`` where there is one, plus our ends."""
+    app = consumer.app
+    tracer = trace.fast_trace_attempt if app.use_fast_trace_task else trace.trace_attempt
+    base: Any = create_request_cls(
+        symbol_by_name(task.Request),
+        task,
+        consumer.pool,
+        consumer.hostname,
+        consumer.event_dispatcher,
+        trace=tracer,
+        app=app,
+    )
+
+    class TruthRequest(base):  # type: ignore[misc]
+        held: Held
+
+        def maybe_expire(self) -> bool:
+            return False  # only the database clock judges that: what is expired is not claimed
+
+        def on_accepted(self, pid: int, time_accepted: float) -> None:
+            worker.accepted(self.held)
+            super().on_accepted(pid, time_accepted)
+
+        def on_success(self, returned: Any, **kwargs: Any) -> None:
+            failed, value, runtime, collected = returned
+            self.held.attempt.merge(collected)
+            if failed:
+                super().on_success((failed, value, runtime), **kwargs)
+            else:
+                self.acknowledged = True  # the settle is the acknowledgement
+                super().on_success((failed, value, runtime), **kwargs)
+                worker.conclude(self.held)
+
+        def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
+            with self._closing():
+                super().on_failure(exc_info, send_failed_event, return_ok)
+                worker.failed(self.held, exc_info)
+
+        def on_timeout(self, soft: bool, timeout: float) -> None:
+            if soft:
+                super().on_timeout(soft, timeout)
+                return
+            with self._closing():
+                if worker.retries_time_outs(self.held):
+                    logger.error("Hard time limit (%ss) exceeded for %s[%s], retrying", timeout, self.name, self.id)
+                    worker.count_failure(self.held, TimeLimitExceeded(timeout))
+                else:
+                    super().on_timeout(soft, timeout)
+
+        def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+            with self._closing():
+                super()._announce_revoked(reason, terminated, signum, expired)
+                if not self.held.attempt.has_outcome:
+                    self.held.attempt.end(attempts.failed(reason, state="REVOKED"))
+
+        def _announce_cancelled(self, emit_retry: bool = True) -> None:
+            with self._closing():
+                super()._announce_cancelled(emit_retry)
+                worker.release(self.held)
+
+        @contextmanager
+        def _closing(self) -> Iterator[None]:
+            """While an end is being reported: what is published now belongs to it, and an early ack waits for it."""
+            outer = self.held.closing
+            self.held.closing = True
+            try:
+                with attempts.ending(self.held.attempt):
+                    yield
+            finally:
+                self.held.closing = outer
+                if not outer:
+                    worker.closed(self.held)
+
+    return TruthRequest
+
+
+def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Callable[..., Any]:
+    """``Task.Strategy``: how a claimed job of ``task`` reaches the pool (compare ``celery.worker.strategy.default``)."""
+    worker: Worker = consumer.pgtruth
+    trace.mark_body(task)
+    cls = request_class(worker, task, consumer)
+    hostname = consumer.hostname
+    eventer = consumer.event_dispatcher
+    task_events = bool(eventer and eventer.enabled and task.send_events)
+    bucket_of = (lambda: None) if consumer.disable_rate_limits else (lambda: consumer.task_buckets[task.name])
+    revoked, does_info = consumer.controller.state.revoked, logger.isEnabledFor(20)
+
+    def handle(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **_: Any) -> Any:
+        body, headers, decoded, utc = _decoded(app, message, body)
+        headers = dict(headers)
+        held = worker.held_of(message)
+        if held is not None:
+            headers[trace.LEASE_KEY] = trace.lease_fields(held.attempt)
+        request = cls(
+            message,
+            on_ack=ack,
+            on_reject=reject,
+            app=app,
+            hostname=hostname,
+            eventer=eventer,
+            task=task,
+            connection_errors=consumer.connection_errors,
+            body=body,
+            headers=headers,
+            decoded=decoded,
+            utc=utc,
+        )
+        if held is None:
+            return reject(requeue=True)
+        request.held, held.request = held, request
+        if does_info:
+            context = {
+                "id": request.id,
+                "name": request.name,
+                "args": request.argsrepr,
+                "kwargs": request.kwargsrepr,
+                "eta": request.eta,
+            }
+            logger.info(celery_trace.LOG_RECEIVED, context, extra={"data": context})
+        if (request.id in revoked or request.stamped_headers) and request.revoked():
+            return None
+        signals.task_received.send(sender=consumer, request=request)
+        if task_events:
+            _send_received(eventer, request)
+        bucket = bucket_of()
+        if bucket:
+            return consumer._limit_task(request, bucket, 1)
+        task_reserved(request)
+        for callback in callbacks or ():
+            callback(request)
+        consumer.on_task_request(request)
+        return None
+
+    return handle
+
+
+def _decoded(app: Any, message: Any, body: Any) -> tuple[Any, dict[str, Any], bool, bool]:
+    """The message in task protocol 2, whichever it was sent in."""
+    if body is None and "args" not in message.payload:
+        return message.body, message.headers, False, app.uses_utc_timezone()
+    if "args" in message.payload:
+        found: tuple[Any, dict[str, Any], bool, bool] = hybrid_to_proto2(message, message.payload)
+    else:
+        found = proto1_to_proto2(message, body)
+    return found
+
+
+def _send_received(eventer: Any, request: Any) -> None:
+    eventer.send(
+        "task-received",
+        uuid=request.id,
+        name=request.name,
+        args=request.argsrepr,
+        kwargs=request.kwargsrepr,
+        root_id=request.root_id,
+        parent_id=request.parent_id,
+        retries=request.request_dict.get("retries", 0),
+        eta=None,
+        expires=request.expires and request.expires.isoformat(),
+    )

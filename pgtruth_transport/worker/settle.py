@@ -1,0 +1,173 @@
+"""Writing ends and claiming in one transaction per turn: the worker's hot path.
+
+Cost per turn: one round trip, one commit, at most three statements (finish, requeue, claim) in the common case,
+whatever the batch. Ends with follow-ups (callbacks, chain steps, chord parts) take a round trip per statement more, in
+the same transaction: the final write, its attempt row, the chord's count and every follow-up commit together or not
+at all. A crash before the COMMIT loses one attempt of each job in the batch, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from celery.utils.log import get_logger
+
+from .. import attempts, chords, counters, lifecycle, publish
+from ..attempts import Attempt
+from ..db import CONNECTION_ERRORS, retrying
+from ..jobs import Job
+from .held import Held
+
+if TYPE_CHECKING:
+    from .core import Worker
+
+logger = get_logger(__name__)
+
+
+class Settler:
+    """The one connection of a worker process that claims and settles."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._db = worker.database
+        self._conn: psycopg.Connection[Any] | None = None
+        self._counts: dict[str, int] = {}
+
+    def run(self, batch: Sequence[Held], want: int) -> list[Job]:
+        """Settle ``batch`` and claim at most ``want`` jobs."""
+        try:
+            return retrying(lambda: self._run(batch, want))
+        except CONNECTION_ERRORS:
+            self.close()
+            raise
+        except psycopg.Error:
+            if not batch:
+                raise
+        # one end that the database refuses must not hold up the others
+        for held in batch:
+            self._run_alone(held)
+        return self.run((), want)
+
+    def _run_alone(self, held: Held) -> None:
+        try:
+            self._run((held,), 0)
+        except CONNECTION_ERRORS:
+            raise
+        except psycopg.Error:
+            self._write_off(held)
+
+    def _write_off(self, held: Held) -> None:
+        logger.exception("the end of %s[%s] cannot be stored, recording a failure", held.job.task, held.job.id)
+        ending = attempts.failed("the outcome could not be stored; the worker's log has the reason")
+        held.attempt = Attempt(held.attempt.lease, held.attempt.settings)
+        held.attempt.end(ending)
+        self._run((held,), 0)
+
+    def _run(self, batch: Sequence[Held], want: int) -> list[Job]:
+        conn = self._connection()
+        worker, db = self._worker, self._db
+        open_ends = [h.attempt for h in batch if not h.attempt.settled]
+        endings = [(a.lease, a.ending) for a in open_ends if a.requeue is None and a.ending is not None]
+        requeues = [(a.lease, a.requeue) for a in open_ends if a.requeue is not None]
+        follows = any(a.rows or a.stored or a.parts for a in open_ends)
+        search = worker.search() if want else None
+        finished = requeued = claimed = None
+        follow = chords.FollowUps()
+        with ExitStack() as stack:
+            if not follows:
+                stack.enter_context(conn.pipeline())
+            stack.enter_context(conn.transaction())
+            if endings:
+                finished = lifecycle.finish(conn, db, endings)
+            if requeues:
+                requeued = lifecycle.requeue(conn, db, requeues)
+            if follows:
+                ended = lifecycle.ended(finished) if finished else lifecycle.Ended(frozenset(), ())
+                back = lifecycle.requeued(requeued) if requeued else {}
+                follow = self._follow_ups(conn, open_ends, ended, back)
+            if search is not None:
+                claimed = lifecycle.claim(conn, db, search, want, worker.owner)
+        if not follows:
+            ended = lifecycle.ended(finished) if finished else lifecycle.Ended(frozenset(), ())
+            back = lifecycle.requeued(requeued) if requeued else {}
+        jobs = lifecycle.claimed(claimed) if claimed else []
+        self._after_commit(batch, ended, back, follow)
+        if search is not None and len(jobs) < want and not worker.held and not jobs:
+            worker.next_due = lifecycle.next_due(conn, db, search)
+        return jobs
+
+    def _follow_ups(
+        self,
+        conn: psycopg.Connection[Any],
+        done: Iterable[Attempt],
+        ended: lifecycle.Ended,
+        back: dict[tuple[str, int], str],
+    ) -> chords.FollowUps:
+        """Write what the attempts that still had the authority leave behind, in the open transaction."""
+        follow = chords.FollowUps()
+        for attempt in done:
+            key = attempt.lease.job_id, attempt.lease.lease_version
+            if key in ended.leases:
+                follow.add(attempt)
+            elif key in back:
+                follow.rows.extend(attempt.rows)  # of a task that replaced itself
+        chords.write(conn, self._db, self._worker.app, follow)
+        return follow
+
+    def _after_commit(
+        self,
+        batch: Sequence[Held],
+        ended: lifecycle.Ended,
+        back: dict[tuple[str, int], str],
+        follow: chords.FollowUps,
+    ) -> None:
+        for held in batch:
+            if held.key in ended.leases or held.key in back or held.attempt.settled:
+                continue
+            if not held.lost:
+                logger.info("%s[%s]: stale, another attempt has the job now", held.job.task, held.job.id)
+                self.count("stale_writes")
+        waited = [*ended.waited, *follow.waited]
+        if waited:
+            self._worker.signal.announce(waited)
+        if follow.rows:
+            publish.wake(self._db, self._worker.signal, follow.rows)
+            self._worker.hungry()
+        if back:
+            self._wake_requeued(batch, back)
+        if self._counts:
+            self.flush_counts()
+
+    def _wake_requeued(self, batch: Sequence[Held], back: dict[tuple[str, int], str]) -> None:
+        queues: dict[str, list[str]] = {}
+        for held in batch:
+            item = held.attempt.requeue
+            if held.key not in back or item is None or item.open or item.delay:
+                continue
+            if item.row is None or item.row.due_soon:
+                queues.setdefault(back[held.key], []).append(held.job.id)
+        if queues:
+            publish.wake_quietly(self._worker.signal, queues)
+            self._worker.hungry()
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Count something that leaves no row behind; written with the next settle."""
+        self._counts[name] = self._counts.get(name, 0) + by
+
+    def flush_counts(self) -> None:
+        counts, self._counts = self._counts, {}
+        counters.add(self._connection(), self._db, counts)
+
+    def _connection(self) -> psycopg.Connection[Any]:
+        if self._conn is None or self._conn.closed:
+            self._conn = self._db.open("work")
+        return self._conn
+
+    def close(self) -> None:
+        """Close the connection; the next run opens another."""
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            conn.close()

@@ -1,0 +1,95 @@
+"""The consumer bootstep that makes a Celery worker a pgtruth worker, and gives back what it holds when it stops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import bootsteps
+from celery.utils.log import get_logger
+
+from ..db import CONNECTION_ERRORS
+from ..migrate import check, migrate
+from ..runtime import runtime
+from ..settings import Settings
+from . import keeper, trace
+from .core import Worker
+from .held import Held
+
+logger = get_logger(__name__)
+
+DEFAULT_STRATEGY = "celery.worker.strategy:default"
+STRATEGY = "pgtruth_transport.worker.request:strategy"
+
+
+class PgTruthStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Claims, leases and fencing for a worker whose broker is ``pgtruth://``.
+
+    Created before Celery builds its strategies, started with each connection, shut down last. Unstarted jobs are
+    released as soon as the worker stops consuming; what is still held at the end (a cold shutdown) is released then.
+    """
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+    name = "PgTruth"
+
+    def __init__(self, c: Any, **kwargs: Any) -> None:
+        self.enabled = c.conninfo.transport.driver_type == "pgtruth"
+        self.duties: list[keeper.Duty] = []
+        if not self.enabled:
+            return
+        settings = Settings.from_app(c.app, read=True)
+        trace.set_settings(settings)
+        c.pgtruth = Worker(c.app, c, settings, *runtime(settings)[1:])
+        for task in c.app.tasks.values():
+            if task.Strategy == DEFAULT_STRATEGY:
+                task.Strategy = STRATEGY
+
+    def include_if(self, c: Any) -> bool:
+        return self.enabled
+
+    def start(self, c: Any) -> None:
+        worker: Worker = c.pgtruth
+        if worker.settings.auto_migrate:
+            migrate(worker.settings)
+        check(worker.settings)
+        worker.learn_tasks()
+        c.connection.transport.attach(worker)
+        if not self.duties:
+            self.duties = keeper.start(worker)
+
+    def stop(self, c: Any) -> None:
+        """Celery has stopped consuming: at a shutdown, or because the connection is lost."""
+        self._release(c.pgtruth, [held for held in c.pgtruth.unstarted() if _never_sent(held)])
+
+    def close(self, c: Any) -> None:
+        c.pgtruth.draining = True
+
+    def terminate(self, c: Any) -> None:
+        c.pgtruth.draining = True
+
+    def shutdown(self, c: Any) -> None:
+        worker: Worker = c.pgtruth
+        worker.draining = True
+        for duty in self.duties:
+            duty.stop()
+        self._release(worker, [held for held in list(worker.held.values()) if not held.concluded])
+        worker.settler.close()
+
+    def _release(self, worker: Worker, held: list[Held]) -> None:
+        for item in held:
+            worker.release(item)
+        try:
+            worker.settle_now()
+        except CONNECTION_ERRORS as exc:
+            logger.warning("%d job(s) are left to their leases: %s", len(held), str(exc).strip().splitlines()[0])
+
+
+def _never_sent(held: Held) -> bool:
+    """Whether no pool child can have seen this job: Celery has dropped it from the pool's buffers by now."""
+    request = held.request
+    result = request._apply_result() if request is not None and request._apply_result is not None else None
+    if result is None:
+        return True
+    if hasattr(result, "_write_to"):  # billiard's asynchronous pool: the process that it was written to
+        return result._write_to is None
+    future = getattr(result, "f", None)  # the thread pool
+    return bool(future is not None and future.cancel())

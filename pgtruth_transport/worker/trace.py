@@ -1,0 +1,140 @@
+"""Running one attempt in the pool: Celery's tracer, with the outcome collected instead of written.
+
+Promises: the body runs as under any Celery worker; what it leaves behind (state, encoded result, follow-up tasks,
+chord parts) comes back with the pool's return value, so a pool child needs no connection of its own unless the body
+publishes or reports progress. A child that dies takes all of it along: nothing was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from celery import current_app
+from celery.app.trace import fast_trace_task, trace_task_ret
+from celery.exceptions import Ignore, Reject, Retry
+
+from .. import attempts
+from ..attempts import Attempt, Collected
+from ..jobs import Lease, Requeue
+from ..settings import Settings
+from ..states import Outcome
+
+#: The key under which a request carries its lease into the pool.
+LEASE_KEY = "pgtruth_lease"
+
+Returned = tuple[int, Any, Any, Collected]
+
+
+def trace_attempt(
+    name: str,
+    uuid: str,
+    request: dict[str, Any],
+    body: Any,
+    content_type: str | None,
+    content_encoding: str | None,
+    **extra: Any,
+) -> Returned:
+    """What the pool runs: Celery's ``trace_task_ret`` with what the attempt left behind as a fourth value."""
+    return _trace(trace_task_ret, name, uuid, request, body, content_type, content_encoding, extra)
+
+
+def fast_trace_attempt(
+    name: str,
+    uuid: str,
+    request: dict[str, Any],
+    body: Any,
+    content_type: str | None,
+    content_encoding: str | None,
+    **extra: Any,
+) -> Returned:
+    """The same on Celery's ``fast_trace_task``, where its worker optimisations are set up."""
+    return _trace(fast_trace_task, name, uuid, request, body, content_type, content_encoding, extra)
+
+
+def _trace(
+    tracer: Callable[..., tuple[int, Any, Any]],
+    name: str,
+    uuid: str,
+    request: dict[str, Any],
+    body: Any,
+    content_type: str | None,
+    content_encoding: str | None,
+    extra: Mapping[str, Any],
+) -> Returned:
+    *lease, retry_count, limit = request.pop(LEASE_KEY)
+    attempt = Attempt(Lease._make(lease), _settings(), retry_count, limit)
+    with attempts.running(attempt):
+        failed, value, runtime = tracer(name, uuid, request, body, content_type, content_encoding, **extra)
+        _conclude(attempt, failed, value)
+    return failed, value, runtime, attempt.collected()
+
+
+def lease_fields(attempt: Attempt) -> tuple[Any, ...]:
+    """What ``request[LEASE_KEY]`` holds: plain values, pickled with every task."""
+    return (*attempt.lease, attempt.retry_count, attempt.limit)
+
+
+_process_settings: Settings | None = None
+
+
+def set_settings(settings: Settings) -> None:
+    """Remember the worker's settings before its pool forks."""
+    global _process_settings
+    _process_settings = settings
+
+
+def _settings() -> Settings:
+    if _process_settings is None:  # a pool child that was spawned, not forked
+        set_settings(Settings.from_app(current_app))
+    assert _process_settings is not None
+    return _process_settings
+
+
+def _conclude(attempt: Attempt, failed: int, value: Any) -> None:
+    """Name the outcome where no result backend was told: no backend at all, ignored results, ``Ignore``."""
+    if attempt.has_outcome:
+        return
+    if not failed:
+        attempt.end(attempts.ignored())
+        return
+    exc = getattr(value, "exception", value)
+    exc = getattr(exc, "exc", exc) if type(exc).__name__ == "ExceptionWithTraceback" else exc
+    if isinstance(exc, Reject):
+        return  # the main process knows what its message's reject means
+    if isinstance(exc, Ignore):
+        if attempt.replaced:  # by a chain or chord: its last step will be published under this id
+            attempt.ask_requeue(Requeue(Outcome.RELEASED, open=True))
+        else:
+            attempt.end(attempts.ignored())
+    elif isinstance(exc, Retry):
+        attempt.end(attempts.ignored())
+    else:
+        attempt.end(attempts.failed(f"{type(exc).__name__}: {exc}"))
+
+
+def mark_body(task: Any) -> None:
+    """Wrap ``task.run`` and ``task.on_replace`` of a worker's task, so that the attempt knows when its body is over.
+
+    Celery publishes callbacks and the next chain step right after ``run``, before it tells the result backend.
+    """
+    if getattr(task, "_pgtruth_marked", False):
+        return
+    run, on_replace = task.run, task.on_replace
+
+    def marked_run(*args: Any, **kwargs: Any) -> Any:
+        attempt = attempts.find(task.request.id)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            if attempt is not None:
+                attempt.body_ended()
+
+    def marked_replace(sig: Any) -> Any:
+        attempt = attempts.find(task.request.id)
+        if attempt is not None:
+            attempt.replaced = attempt.buffering = True
+        return on_replace(sig)
+
+    marked_run.__wrapped__ = run  # type: ignore[attr-defined]
+    task.run, task.on_replace, task._pgtruth_marked = marked_run, marked_replace, True
