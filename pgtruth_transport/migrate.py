@@ -19,13 +19,12 @@ from pgtruth_transport.errors import SchemaError
 from pgtruth_transport.settings import Settings
 
 COMMAND: Final = "celery -A app pgtruth migrate"
-_MIGRATIONS: Final = "pgtruth_transport.migrations"
 
 
 @cache
 def revisions() -> tuple[str, ...]:
     """Every revision that this package knows, oldest first: the names of the files in ``migrations/versions``."""
-    files = resources.files(_MIGRATIONS).joinpath("versions").iterdir()
+    files = resources.files(__package__).joinpath("migrations", "versions").iterdir()
     return tuple(sorted(file.name.removesuffix(".py") for file in files if file.name[:1].isdigit()))
 
 
@@ -99,6 +98,6 @@ def _upgrade(settings: Settings) -> None:
         if not exists:  # IF NOT EXISTS would ask for the right to create schemas even where there is one
             connection.execute(CreateSchema(settings.schema))
         config = Config()
-        config.set_main_option("script_location", _MIGRATIONS.replace(".", ":", 1))
+        config.set_main_option("script_location", "pgtruth_transport:migrations")
         config.attributes.update(connection=connection, schema=settings.schema)
         command.upgrade(config, "head")

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from psycopg.rows import dict_row
 
-from pgtruth_transport.db import CONNECTION_ERRORS, Database, retrying
+from pgtruth_transport.db import CONNECTION_ERRORS, Connection, Database, retrying
 from pgtruth_transport.effects import codec
 from pgtruth_transport.effects.kinds import Effect, Request
 from pgtruth_transport.effects.states import EffectState
@@ -130,12 +130,9 @@ class Ledger:
 
     def _begin(self, request: Request, token: str) -> Begun | None:
         with self._db.connection() as conn, conn.transaction() if request.numbered else nullcontext():
-            fence = None
-            if request.numbered:  # first, in a statement of its own: it queues up behind others on the resource,
-                # and the next statement must see what they did
-                drawn = conn.execute(self._db.sql("effect_fence"), {"resource": request.resource}).fetchone()
-                assert drawn is not None
-                fence = int(drawn[0])
+            # First, in a statement of its own: it queues up behind others on the resource, and the next statement must
+            # see what they did.
+            fence = self._draw(conn, request.resource) if request.numbered else None
             found = conn.execute(
                 self._db.sql("effect_begin"),
                 {
@@ -214,16 +211,19 @@ class Ledger:
 
     def refence(self, row: Row) -> int | None:
         """A new, higher number for an ordered effect that is about to be asked about; None: it has moved on."""
+        return retrying(lambda: self._refence(row))
 
-        def draw() -> int | None:
-            with self._db.connection() as conn, conn.transaction():
-                drawn = conn.execute(self._db.sql("effect_fence"), {"resource": row.resource}).fetchone()
-                assert drawn is not None
-                parameters = {"key": row.key, "calls": row.calls, "fence": drawn[0]}
-                kept = conn.execute(self._db.sql("effect_refence"), parameters).fetchone()
-            return None if kept is None else int(kept[0])
+    def _refence(self, row: Row) -> int | None:
+        with self._db.connection() as conn, conn.transaction():
+            fence = self._draw(conn, row.resource)
+            parameters = {"key": row.key, "calls": row.calls, "fence": fence}
+            kept = conn.execute(self._db.sql("effect_refence"), parameters).fetchone()
+        return None if kept is None else fence
 
-        return retrying(draw)
+    def _draw(self, conn: Connection, resource: str | None) -> int:
+        drawn = conn.execute(self._db.sql("effect_fence"), {"resource": resource}).fetchone()
+        assert drawn is not None
+        return int(drawn[0])
 
     def settle(self, row: Row, state: EffectState, why: str, *, result: bytes | None, who: str) -> bool:
         """Record what the recipient, or a person, says about an unknown effect; False: it has moved on."""
@@ -248,11 +248,11 @@ class Ledger:
         self._write("effect_note", {**parameters, "fingerprint": fingerprint})
 
     def _write(self, name: str, parameters: dict[str, Any]) -> int:
-        def write() -> int:
-            with self._db.connection() as conn:
-                return conn.execute(self._db.sql(name), parameters).rowcount
+        return retrying(lambda: self._execute(name, parameters))
 
-        return retrying(write)
+    def _execute(self, name: str, parameters: dict[str, Any]) -> int:
+        with self._db.connection() as conn:
+            return conn.execute(self._db.sql(name), parameters).rowcount
 
     def _rows(self, name: str, parameters: dict[str, Any]) -> list[dict[str, Any]]:
         with self._db.connection() as conn, conn.cursor(row_factory=dict_row) as cursor:

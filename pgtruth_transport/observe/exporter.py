@@ -54,7 +54,7 @@ def application(database: Database, window: float = 300) -> Callable[[dict[str, 
 
 def _health(database: Database, start: StartResponse) -> Iterable[bytes]:
     try:
-        with database.connection(patience=PATIENCE) as conn:
+        with queries.looking(database, PATIENCE) as conn:
             queries.clock(conn, database)
     except CONNECTION_ERRORS as exc:
         logger.warning("the database cannot be read: %s", exc)

@@ -2,9 +2,9 @@
 
 Promises: a scrape costs a handful of bounded statements and never fails: where the database cannot be read,
 ``pgtruth_up`` is 0 and the rest is missing, not zero. Gauges and the ``_total`` counters come from the database, so
-every exporter shows the same and a restart loses nothing. The two histograms count the jobs that end while this collector
-lives; they start at zero, as a process's counters do. They trail the clock by :data:`TRAIL_SECONDS`, so that an end
-that commits a little after its time stamp is counted; one that commits later than that is missing from them.
+every exporter shows the same and a restart loses nothing. The two histograms count the jobs that end while this
+collector lives; they start at zero, as a process's counters do. They trail the clock by :data:`TRAIL_SECONDS`, so that
+an end that commits a little after its time stamp is counted; one that commits later than that is missing from them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pgtruth_transport import counters
 from pgtruth_transport.db import CONNECTION_ERRORS, Connection, Database
 from pgtruth_transport.states import Status
 
@@ -27,19 +28,24 @@ from . import health, queries
 logger = logging.getLogger(__name__)
 
 TRAIL_SECONDS: Final = 2.0
+#: Where counting a queue's jobs stops in a scrape, whose price must not grow with a backlog.
+SCRAPE_COUNT_LIMIT: Final = 5_000
 #: Ends read per scrape: at 15 s between scrapes this keeps up with 3,000 jobs/s; what is left over comes next time.
 ENDS_PER_SCRAPE: Final = 50_000
-#: The longest wait for the database in one scrape.
+#: The longest wait for one statement of a scrape, in seconds.
 PATIENCE: Final = 5.0
 TOOK_BUCKETS: Final = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 60.0, 120.0, 300.0)
 RETRY_BUCKETS: Final = (0.0, 1.0, 2.0, 3.0, 5.0, 10.0)
 #: counters.name -> metric (without ``_total``), help.
 COUNTERS: Final = {
-    "leases_expired": ("pgtruth_lease_expired", "Leases that ran out: their job was taken from its holder"),
-    "stale_writes": ("pgtruth_stale_writes", "Writes of attempts that had lost their authority: refused"),
-    "jobs_requeued": ("pgtruth_jobs_requeued", "Jobs that went back to the queue: retries, releases, recoveries"),
-    "wakeups_ignored": ("pgtruth_wakeups_ignored", "Wake-ups that found nothing to claim"),
-    "unknown_tasks": ("pgtruth_unknown_tasks", "Claims of jobs whose task the worker did not know"),
+    counters.LEASES_EXPIRED: ("pgtruth_lease_expired", "Leases that ran out: their job was taken from its holder"),
+    counters.STALE_WRITES: ("pgtruth_stale_writes", "Writes of attempts that had lost their authority: refused"),
+    counters.JOBS_REQUEUED: (
+        "pgtruth_jobs_requeued",
+        "Jobs that went back to the queue: retries, releases, recoveries",
+    ),
+    counters.WAKEUPS_IGNORED: ("pgtruth_wakeups_ignored", "Wake-ups that found nothing to claim"),
+    counters.UNKNOWN_TASKS: ("pgtruth_unknown_tasks", "Claims of jobs whose task the worker did not know"),
 }
 
 
@@ -78,7 +84,7 @@ class JobCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         found: list[Metric] = []
         try:
-            with self._lock, self.database.connection(patience=PATIENCE) as conn:
+            with self._lock, queries.looking(self.database, PATIENCE) as conn:
                 self._count_ends(conn)
                 found += self._jobs(conn)
                 found += self._recent(conn)
@@ -97,13 +103,13 @@ class JobCollector(Collector):
         db = self.database
         jobs = GaugeMetricFamily(
             "pgtruth_jobs",
-            f"Open jobs by queue and status, and those due now (status=due); counting stops at {queries.COUNT_LIMIT}",
+            f"Open jobs by queue and status, and those due now (status=due); counting stops at {SCRAPE_COUNT_LIMIT}",
             labels=["queue", "status"],
         )
         oldest = GaugeMetricFamily(
             "pgtruth_oldest_due_seconds", "How long the longest waiting claimable job has been due", labels=["queue"]
         )
-        for depth in queries.queues(conn, db):
+        for depth in queries.queues(conn, db, SCRAPE_COUNT_LIMIT):
             queued = depth.due.value + depth.scheduled.value + depth.open.value
             jobs.add_metric([depth.queue, Status.QUEUED], queued)
             jobs.add_metric([depth.queue, "due"], depth.due.value)
@@ -118,7 +124,7 @@ class JobCollector(Collector):
         yield _gauge("pgtruth_leases_overdue", "Leases that have run out and were not reaped yet", overdue)
         longest = max((h.longest for h in holders), default=0.0)
         yield _gauge("pgtruth_longest_attempt_seconds", "Age of the oldest attempt that is running", longest)
-        for name, value in {**dict.fromkeys(COUNTERS, 0), **queries.counters(conn, db)}.items():
+        for name, value in {**dict.fromkeys(COUNTERS, 0), **counters.read(conn, db)}.items():
             metric, text = COUNTERS.get(name, (f"pgtruth_{name}", "An event that leaves no row behind"))
             family = CounterMetricFamily(metric, text)
             family.add_metric([], value)

@@ -1,13 +1,15 @@
 """What the tables say about jobs: counts, ages, recent ends, one job and its attempts.
 
-Promises: read only, no locks, every statement bounded. Counts stop at a limit (:data:`COUNT_LIMIT`), because counting a
-backlog of millions would cost more than it tells; a :class:`Count` that stopped says so. A larger limit gives the true
-count at its true price. Nothing here can leave anything behind in a crash.
+Promises: inside :func:`looking` everything is read only and takes no locks, and every statement is bounded twice, by a
+limit and by a time. Counts stop at a limit (:data:`COUNT_LIMIT`), because counting a backlog of millions would cost
+more than it tells; a :class:`Count` that stopped says so. A larger limit gives the true count at its true price.
+Nothing here can leave anything behind in a crash.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -21,6 +23,8 @@ COUNT_LIMIT: Final = 10_000
 SCAN_LIMIT: Final = 100_000
 #: The external objective: 95 % of jobs are terminal within so many seconds (reliability contract, section 6).
 OBJECTIVE_SECONDS: Final = 25.0
+#: The longest that one statement may take, in seconds.
+STATEMENT_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,17 @@ class AttemptLine:
     error: str | None
 
 
+@contextmanager
+def looking(db: Database, statement_seconds: float = STATEMENT_SECONDS) -> Iterator[Connection]:
+    """A connection in a read-only transaction whose plans and times are bounded; what every function here needs.
+
+    The transaction is short (a statement or a few), so it holds back no vacuum to speak of.
+    """
+    with db.connection(patience=statement_seconds + 1) as conn, conn.transaction():
+        conn.execute(db.sql("observe_bounds"), {"timeout_ms": int(statement_seconds * 1000)})
+        yield conn
+
+
 def _count(value: int, limit: int) -> Count:
     return Count(value, value >= limit)
 
@@ -205,11 +220,6 @@ def attempts(conn: Connection, db: Database, limit: int = SCAN_LIMIT) -> dict[st
     rows = conn.execute(db.sql("observe_attempts"), {"limit": limit}).fetchall()
     full = sum(n for _, n in rows) >= limit
     return {outcome: Count(n, full) for outcome, n in rows}
-
-
-def counters(conn: Connection, db: Database) -> dict[str, int]:
-    """Events that leave no row behind, counted since the schema was made."""
-    return {name: int(value) for name, value in conn.execute(db.sql("observe_counters")).fetchall()}
 
 
 def jobs(

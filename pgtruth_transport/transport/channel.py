@@ -77,10 +77,6 @@ class Channel(virtual.Channel):  # type: ignore[misc]
 
     # Publishing.
 
-    def prepare_message(self, body: Any, priority: int | None = None, **kwargs: Any) -> encoding.Payload:
-        message: encoding.Payload = super().prepare_message(body, priority=priority, **kwargs)
-        return message
-
     def prepare_queue_arguments(self, arguments: Any, **kwargs: Any) -> Any:
         return to_rabbitmq_queue_arguments(arguments or {}, **kwargs)
 
@@ -119,6 +115,15 @@ class Channel(virtual.Channel):  # type: ignore[misc]
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any) -> None:
         self.no_ack[queue] = no_ack
         super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
+
+        def deliver(payload: encoding.Payload) -> Any:
+            message = self.Message(payload, channel=self)
+            mine = message.held_key is not None and self.connection.worker is not None  # then the worker keeps account
+            if not no_ack and not mine:
+                self.qos.append(message, message.delivery_tag)
+            return callback(message)
+
+        self.connection._callbacks[queue] = deliver
         self.connection.consumers_changed()
 
     def basic_cancel(self, consumer_tag: str) -> None:

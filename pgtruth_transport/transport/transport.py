@@ -63,6 +63,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         self.loop: Any = None
         self._fd = -1
         self._turn_at: float | None = None
+        self._in_turn = self._again = False
         self._deaf = False
         self._poll_at = 0.0
         self._messages_due = True
@@ -178,13 +179,18 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         if self.listener is not None and not self._deaf:
             self._hear()
         self._messages_due = self._jobs_due = True
-        if self.worker is not None:
-            self.worker.hungry()
         self._fetch_messages()
         self._touch()
+        if self.worker is not None:
+            self.worker.hungry()
+            if self._turn_at is not None:
+                self._turn()  # timers fire before the loop polls
 
     def _request_turn(self, delay: float) -> None:
         when = time.monotonic() + delay
+        if self._in_turn and not delay:
+            self._again = True  # the loop would poll before it called anything that is scheduled now
+            return
         if self._turn_at is not None and self._turn_at <= when:
             return
         self._turn_at = when
@@ -200,7 +206,14 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         worker = self.worker
         if worker is None:
             return
-        worker.turn()
+        self._in_turn, again = True, True
+        try:
+            while again:
+                self._again = False
+                worker.turn()
+                again = self._again
+        finally:
+            self._in_turn = False
         if worker.next_due is not None:
             due, worker.next_due = worker.next_due, None
             if due < self.settings.poll_interval:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from pgtruth_transport import db as module
 from pgtruth_transport.db import CONNECTION_ERRORS, Database, is_transient, retrying
 from pgtruth_transport.settings import Settings
 from pgtruth_transport.testing.servers import EmbeddedPostgres, free_port
+from tests.support import ROOT
 
 
 def _pid(database: Database) -> int:
@@ -259,3 +262,27 @@ def test_prepared_statements_can_be_turned_off(database_url: str, prepare: bool)
             connection.execute("SELECT %s::int", (1,))
         found = connection.execute("SELECT count(*) FROM pg_prepared_statements").fetchone()
     assert found == (1 if prepare else 0,)
+
+
+def test_greenlets_wait_side_by_side(database_url: str) -> None:
+    """Under gevent one waiting statement does not hold the others."""
+    code = """
+from gevent import monkey; monkey.patch_all()
+import sys, time, gevent
+from pgtruth_transport.db import Database
+from pgtruth_transport.settings import Settings
+database = Database.of(Settings.make(sys.argv[1]))
+def work(number):
+    with database.connection(patience=20) as connection:
+        return connection.execute("SELECT %s::int FROM pg_sleep(1)", (number,)).fetchone()[0]
+started = time.monotonic()
+jobs = [gevent.spawn(work, number) for number in range(10)]
+gevent.joinall(jobs, raise_error=True)
+assert [job.value for job in jobs] == list(range(10))
+assert time.monotonic() - started < 5, time.monotonic() - started
+assert work(3) == 3
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, database_url], capture_output=True, text=True, cwd=ROOT
+    )
+    assert (done.returncode, done.stderr) == (0, "")

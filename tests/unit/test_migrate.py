@@ -122,6 +122,16 @@ def test_eight_processes_at_once(empty_database_url: str) -> None:
     check(Settings.make(empty_database_url))
 
 
+def test_a_check_at_a_workers_start_loads_neither_alembic_nor_sqlalchemy(database_url: str) -> None:
+    code = (
+        "import sys; from pgtruth_transport.migrate import check, migrate;"
+        "from pgtruth_transport.settings import Settings;"
+        "s = Settings.make(sys.argv[1]); check(s); migrate(s); print({'alembic', 'sqlalchemy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, database_url], capture_output=True, text=True, cwd=ROOT)
+    assert (done.stdout.strip(), done.stderr) == ("set()", "")
+
+
 def test_a_schema_may_be_prepared_for_a_role_that_cannot_create_schemas(empty_database_url: str) -> None:
     settings = Settings.make(empty_database_url, {"schema": "made"})
     role = "only_here_" + settings.conninfo.partition("pgtruth_test_")[2][:12]

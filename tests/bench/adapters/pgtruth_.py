@@ -37,10 +37,10 @@ def setup() -> None:
         import redis
 
         redis.from_url(os.environ["BENCH_REDIS_URL"]).flushall()
-    from pgtruth_transport.migrate import run
+    from pgtruth_transport.migrate import migrate
     from pgtruth_transport.settings import Settings
 
-    run(Settings.make(PG, {}))
+    migrate(Settings.make(PG, {}))
 
 
 class Producer:

@@ -1,0 +1,156 @@
+"""How jobs and figures look on a terminal of 80 columns, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .queries import AttemptLine, Count, JobDetail, JobLine
+
+STYLES: Final = {
+    "done": "green",
+    "failed": "red",
+    "processing": "cyan",
+    "queued": "yellow",
+    "enqueue_failed": "magenta",
+}
+#: Narrower than this, a list shows only the columns that it must.
+WIDE: Final = 100
+_PAYLOAD: Final = {"headers", "properties", "body"}
+
+
+def console(no_color: bool = False) -> Console:
+    return Console(no_color=no_color, highlight=False)
+
+
+def age(since: datetime | None, now: datetime | None = None) -> str:
+    """How long ago, in two or three characters and a unit."""
+    return "" if since is None else duration(((now or datetime.now(UTC)) - since).total_seconds())
+
+
+def duration(seconds: float | None) -> str:
+    """``0.35s``, ``12s``, ``3m``, ``5h``, ``2d``; empty for None."""
+    if seconds is None:
+        return ""
+    if abs(seconds) < 10:
+        return f"{seconds:.2g}s"
+    for unit, length, upto in (("s", 1, 120), ("m", 60, 7200), ("h", 3600, 172_800)):
+        if abs(seconds) < upto:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{seconds / 86_400:.0f}d"
+
+
+def size(count: int | None) -> str:
+    """A number of bytes for people."""
+    value = float(count or 0)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", no_wrap=True, overflow="ellipsis")
+    return table
+
+
+def status_text(status: str) -> Text:
+    return Text(status, style=STYLES.get(status, ""))
+
+
+def jobs_table(lines: Iterable[JobLine], width: int) -> Table:
+    """One line per job; the id is never cut, because it is what one copies."""
+    wide = width >= WIDE
+    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    table.add_column("ID", no_wrap=True, min_width=36)
+    table.add_column("STATUS", no_wrap=True)
+    table.add_column("TASK", no_wrap=True, overflow="ellipsis", ratio=1)
+    if wide:
+        table.add_column("QUEUE", no_wrap=True, overflow="ellipsis", max_width=16)
+        table.add_column("WORKER", no_wrap=True, overflow="ellipsis", max_width=24)
+    table.add_column("TRY", no_wrap=True, justify="right")
+    table.add_column("AGE", no_wrap=True, justify="right")
+    now = datetime.now(UTC)
+    for line in lines:
+        more = [Text(line.queue), Text(worker_name(line.owned_by))] if wide else []
+        table.add_row(
+            Text(line.id),
+            status_text(line.status),
+            Text(line.task),
+            *more,
+            str(line.lease_version),
+            age(line.updated_at, now),
+        )
+    return table
+
+
+def worker_name(owned_by: str | None) -> str:
+    """The worker's host name in ``jobs.owned_by`` (``<hostname>:<pid>:<start>``)."""
+    return (owned_by or "").rsplit(":", 2)[0]
+
+
+def job_table(job: JobDetail) -> Table:
+    """One job, a field per line; never its payload."""
+    table = Table(box=None, pad_edge=False, show_header=False, show_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _shown(job):
+        table.add_row(name, value)
+    return table
+
+
+def _shown(job: JobDetail) -> Iterable[tuple[str, Text]]:
+    for field in fields(job):
+        value = getattr(job, field.name)
+        if field.name in _PAYLOAD or value is None:
+            continue
+        if field.name == "status":
+            yield field.name, status_text(value)
+        elif isinstance(value, datetime):
+            yield field.name, Text(f"{value.isoformat(sep=' ', timespec='milliseconds')}  ({age(value)} ago)")
+        else:
+            yield field.name, Text(str(value))
+
+
+def attempts_table(attempts: Iterable[AttemptLine]) -> Table:
+    table = plain_table("#", "OUTCOME", "WORKER", "TOOK", "ENDED", right=("#", "TOOK"))
+    table.add_column("ERROR", overflow="fold", ratio=1)
+    for a in attempts:
+        took = duration((a.ended_at - a.claimed_at).total_seconds())
+        ended = a.ended_at.strftime("%m-%d %H:%M:%S")
+        worker = Text(worker_name(a.owned_by))
+        table.add_row(str(a.lease_version), a.outcome, worker, took, ended, Text((a.error or "").partition("\n")[0]))
+    return table
+
+
+def to_json(value: Any) -> str:
+    """JSON for scripts: times in ISO 8601, a count that stopped early as a string with ``+``, never a payload."""
+    return json.dumps(_plain(value), indent=2, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Count():
+            return f"{value.value}+" if value.capped else value.value
+        case datetime():
+            return value.isoformat()
+        case dict():
+            return {str(k): _plain(v) for k, v in value.items() if k not in _PAYLOAD}
+        case list() | tuple():
+            return [_plain(v) for v in value]
+        case bytes() | memoryview():
+            return None
+        case _ if hasattr(value, "__dataclass_fields__"):
+            return _plain({f.name: getattr(value, f.name) for f in fields(value)})
+        case _:
+            return value
