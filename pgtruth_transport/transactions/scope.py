@@ -17,21 +17,18 @@ from functools import partial
 from itertools import groupby
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
-from weakref import WeakKeyDictionary
 
 from pgtruth_transport import lifecycle
 from pgtruth_transport.db import CONNECTION_ERRORS, Database
 from pgtruth_transport.errors import TransactionError
 from pgtruth_transport.jobs import JobRow
 from pgtruth_transport.publish import TransactionScope, publish, transaction_scope, wake, warn_known
-from pgtruth_transport.signals import Signal, open_signal
+from pgtruth_transport.runtime import runtime
 
 logger = logging.getLogger(__name__)
 
 #: Rows that one statement writes at most.
 BATCH: Final = 1000
-
-_signals: WeakKeyDictionary[Database, Signal] = WeakKeyDictionary()
 
 
 class Statement(NamedTuple):
@@ -113,12 +110,15 @@ class Scope:
             self._collected.extend(items)
             full = len(self._collected) >= BATCH
         if full and not self.asynchronous and self._thread == threading.get_ident():
-            self.flush()
+            try:
+                self.flush()
+            except Exception as exc:  # kombu would take a lost connection for its own, and publish again
+                raise TransactionError(f"jobs could not be written in the application's transaction: {exc}") from exc
 
     def _publish_around(self, database: Database, rows: Sequence[JobRow]) -> None:
         token = transaction_scope.set(self._around)
         try:
-            publish(database, signal_of(database), rows)
+            publish(database, runtime(database.settings).signal, rows)
         finally:
             transaction_scope.reset(token)
 
@@ -248,21 +248,13 @@ class Scope:
                 transaction_scope.reset(self._outer)
 
 
-def signal_of(database: Database) -> Signal:
-    """This process's signal for a broker."""
-    found = _signals.get(database)
-    if found is None:
-        found = _signals[database] = open_signal(database.settings, database)
-    return found
-
-
 def wake_committed(database: Database, rows: Sequence[JobRow]) -> None:
     """Wake workers for those of ``rows`` that are in the database. Never raises: the commit stands."""
     try:
         with database.connection(patience=database.settings.signal_timeout) as connection:
             found = connection.execute(database.sql("job_present"), {"ids": [row.id for row in rows]}).fetchall()
         present = {row[0] for row in found}
-        wake(database, signal_of(database), [row for row in rows if row.id in present])
+        wake(database, runtime(database.settings).signal, [row for row in rows if row.id in present])
     except CONNECTION_ERRORS as exc:
         logger.warning("%d committed job(s) wait for the next poll, nobody could be woken: %s", len(rows), exc)
     except Exception:
