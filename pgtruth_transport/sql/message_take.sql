@@ -1,16 +1,16 @@
 -- Called by: transport.messages.fetch for consumers that do not acknowledge: delivered is deleted.
 -- Locks: the messages that it deletes, one by one (the LIMIT stops the nested loop), skipping what others hold.
--- Index: messages_fetch, one ordered range per queue in the order given; what others hold is walked over.
+-- Index: messages_fetch, one range per queue and priority (parallel arrays, in search order); held ones are walked over.
 WITH first AS MATERIALIZED (
     SELECT c.id
-    FROM unnest(%(queues)s::text[]) AS s(queue)
+    FROM unnest(%(queues)s::text[], %(priorities)s::smallint[]) AS s(queue, priority)
     CROSS JOIN LATERAL (
         SELECT m.id
         FROM {schema}.messages AS m
-        WHERE m.queue = s.queue
+        WHERE m.queue = s.queue AND m.priority = s.priority
             AND (m.lease_expires_at IS NULL OR m.lease_expires_at < clock_timestamp())
             AND (m.expires_at IS NULL OR m.expires_at > clock_timestamp())
-        ORDER BY m.priority DESC, m.id
+        ORDER BY m.id
         LIMIT %(count)s
         FOR UPDATE OF m SKIP LOCKED
     ) AS c

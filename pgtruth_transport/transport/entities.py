@@ -1,6 +1,6 @@
 """Exchanges, queues and bindings: rows that every process shares, so that ``control`` and Flower reach every worker.
 
-    entities = Entities(database)            one per process and database; thread-safe; may be used after a fork
+    entities = Entities.of(database)         one per process and database; thread-safe; may be used after a fork
     entities.declare_exchange(conn, name, type="direct", durable=True, auto_delete=False)   raises NotEquivalent
     entities.delete_exchange(conn, name)                              and its bindings
     entities.has_exchange(conn, name) -> bool                         (passive declare)
@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from time import monotonic
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import psycopg
 from kombu.exceptions import ChannelError
@@ -82,6 +83,11 @@ class Entities:
         self._db = database
         self._cached = cached
         self.forget()
+
+    @classmethod
+    def of(cls, database: Database) -> Entities:
+        """This process's entities of ``database``: what one connection has declared, all have."""
+        return _registry.setdefault(database, cls(database))
 
     def forget(self) -> None:
         """Declare everything again, and believe no cached binding."""
@@ -263,6 +269,9 @@ class Entities:
             if known.ttl is not None and self._touch_at.get(name, 0.0) + 3 * known.ttl < now:
                 self._queues.pop(name, None)
                 self._touch_at.pop(name, None)
+
+
+_registry: WeakKeyDictionary[Database, Entities] = WeakKeyDictionary()
 
 
 def collect_garbage(conn: Connection, database: Database, limit: int = 1000) -> int:

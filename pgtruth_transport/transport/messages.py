@@ -35,6 +35,7 @@ from pgtruth_transport.errors import RefusedMessage
 
 Connection = psycopg.Connection[Any]
 MAX_PRIORITY: Final = 9
+_PRIORITIES: Final = range(MAX_PRIORITY, -1, -1)
 _UNSTORABLE: Final = (TypeError, ValueError, RecursionError, KombuError)
 _turn = counter()
 
@@ -93,7 +94,11 @@ def fetch(
         return []
     start = next(_turn) % len(queues)
     turn = [*queues[start:], *queues[:start]]
-    parameters: dict[str, Any] = {"queues": turn, "count": count}
+    parameters: dict[str, Any] = {
+        "queues": [queue for queue in turn for _ in _PRIORITIES],
+        "priorities": [*_PRIORITIES] * len(turn),
+        "count": count,
+    }
     if owner is None:
         rows = conn.execute(db.sql("message_take"), parameters).fetchall()
     else:
