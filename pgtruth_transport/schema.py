@@ -44,6 +44,7 @@ def build(schema: str = DEFAULT_SCHEMA) -> MetaData:
     _transport(meta)
     _house(meta)
     _effects(meta)
+    _beat(meta)
     return meta
 
 
@@ -285,4 +286,25 @@ def _effects(meta: MetaData) -> None:
         meta,
         Column("resource", Text, primary_key=True),
         Column("last", BigInteger, nullable=False),  # the highest number handed out
+    )
+
+
+def _beat(meta: MetaData) -> None:
+    Table(
+        "beat_entries",
+        meta,
+        Column("name", Text, nullable=False),
+        _when("last_run_at", null=False, default=True),  # of an interval: its latest tick, so that it keeps its beat
+        Column("runs", BigInteger, nullable=False, server_default=text("0")),
+        PrimaryKeyConstraint("name", name="beat_entries_pkey"),
+    )
+    Table(
+        "beat_ticks",  # what was sent, in the transaction that sent it: one job per entry and tick
+        meta,
+        Column("entry", Text, nullable=False),
+        Column("tick_at", TIMESTAMP(timezone=True), nullable=False),
+        Column("job_id", Text, nullable=False),
+        _when("sent_at", null=False, default=True),
+        PrimaryKeyConstraint("entry", "tick_at", name="beat_ticks_pkey"),
+        Index("beat_ticks_sent", "sent_at"),
     )
