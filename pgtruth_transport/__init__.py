@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from celery._state import connect_on_app_finalize
+from celery._state import _get_active_apps, connect_on_app_finalize
+from celery.app.base import BUILTIN_FIXUPS
 from kombu.transport import TRANSPORT_ALIASES
 
 if TYPE_CHECKING:
@@ -29,6 +30,12 @@ _LAZY = {
 
 for _scheme in SCHEMES:
     TRANSPORT_ALIASES[_scheme] = "pgtruth_transport.transport.transport:Transport"
+
+BUILTIN_FIXUPS.add(f"{__name__}.app:fixup")
+for _app in _get_active_apps():  # created before this import
+    from .app import fixup
+
+    fixup(_app)
 
 
 @connect_on_app_finalize

@@ -1,7 +1,7 @@
 """What the URLs alone do to a Celery app: defaults that its user has not set, and three plug-ins.
 
-Called when an app is finalised, so after its configuration is known and before its tasks are bound. An app with another
-broker is left alone.
+The defaults are added when an app is created (Celery's fix-ups) and take effect where its user has set nothing; the
+plug-ins come in when it is finalised. An app with another broker is left alone.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ DEFAULTS = {
 }
 
 
+def fixup(app: Any) -> None:
+    """Celery calls this for every app that is created; the defaults are asked for once its configuration is known."""
+    app.add_defaults(lambda: dict(DEFAULTS) if is_ours(app.conf) else {})
+
+
 def prepare(app: Any) -> None:
     """Make ``app`` ready for ``pgtruth://``, if that is its broker."""
     if not is_ours(app.conf):
         return
-    for name, value in DEFAULTS.items():
-        if not app.conf.value_set_for(name):
-            app.conf[name] = value
     app.steps["consumer"].add(STEP)
     if app.control_cls == "celery.app.control:Control":
         app.control_cls = CONTROL
