@@ -43,7 +43,7 @@ def demo(mode: str, screen: Screen) -> int:
         use_app(stage)
         story = Story(stage, screen, connection)
         story.run()
-        figures = score.read(connection)
+        figures = score.read(connection, story.victims)
         runs = recorder.read(stage.settings.runs_file or stage.folder)
         charges = payments.read(stage.gateway, story.submitted.orders)
         verdict = score.judge(figures, runs, story.submitted, charges)

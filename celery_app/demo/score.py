@@ -27,9 +27,10 @@ class Job:
 
     id: str
     status: str
-    retries: int
+    attempts: int
     ends: int  # attempts that ended the job: never more than one
     expired: int  # attempts that the sweep ended
+    stolen: int  # of these, attempts of workers that nothing had happened to
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Verdict:
     """What is wrong: empty sets where all is well."""
 
     lost: frozenset[str]  # handed in and not there, or there and not terminal
-    doubled: frozenset[str]  # ended twice, or run more often than its retries explain
+    doubled: frozenset[str]  # ended twice, run without a claim of its own, or taken from a worker that was well
     broken: frozenset[str]  # failed though nothing but the demo's own faults stood in its way
     late: float | None  # the p95 when it misses the objective
     charges: frozenset[str]  # orders that were not charged exactly once
@@ -86,11 +87,11 @@ def ask(connection: psycopg.Connection[Any], name: str, **values: object) -> lis
     return connection.execute((SQL / f"{name}.sql").read_bytes(), values).fetchall()
 
 
-def read(connection: psycopg.Connection[Any]) -> Score:
-    """Ask the database for everything."""
+def read(connection: psycopg.Connection[Any], victims: list[str]) -> Score:
+    """Ask the database for everything; ``victims`` are the workers that the story froze or killed."""
     p50, p95, longest = (float(value or 0) for value in ask(connection, "times")[0])
     return Score(
-        jobs={row[0]: Job(*row) for row in ask(connection, "jobs")},
+        jobs={row[0]: Job(*row) for row in ask(connection, "jobs", victims=victims)},
         lines=[TaskLine(*row) for row in ask(connection, "by_task")],
         counters={str(name): int(value) for name, value in ask(connection, "counters")},
         times=(p50, p95, longest),
@@ -103,8 +104,8 @@ def judge(score: Score, runs: Runs, work: Submitted, charges: Charges) -> Verdic
     jobs = score.jobs
     lost = {job_id for job_id in work.ids if job_id not in jobs}
     lost |= {job.id for job in jobs.values() if job.status not in TERMINAL}
-    doubled = {job.id for job in jobs.values() if job.ends > 1}
-    doubled |= {job.id for job in jobs.values() if runs.started[job.id] > 1 + job.retries}
+    doubled = {job.id for job in jobs.values() if job.ends > 1 or job.stolen}
+    doubled |= {job.id for job in jobs.values() if runs.started[job.id] > job.attempts}
     broken = {job.id for job in jobs.values() if job.status == "failed" and job.id not in work.hopeless}
     p95 = score.times[1]
     late = p95 if p95 > OBJECTIVE else None

@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import psycopg
@@ -20,9 +21,9 @@ from celery_app.demo.screen import Screen
 from celery_app.demo.stage import CONCURRENCY, Stage, Trouble
 from pgtruth_transport.signals import wake_channel
 
-RATE = 18.0  # jobs handed in a second, so that there is work while everything happens
+RATE = 12.0  # jobs handed in a second, so that there is work while everything happens
 DUPLICATES = 50
-LONG = 3.0  # seconds of the jobs that a frozen or killed worker holds
+LONG = 2.0  # seconds of the jobs that a frozen or killed worker holds
 
 
 class Story:
@@ -31,6 +32,7 @@ class Story:
     def __init__(self, stage: Stage, screen: Screen, connection: psycopg.Connection[Any]) -> None:
         self.stage, self.screen, self.connection = stage, screen, connection
         self.submitted = work.Submitted()
+        self.victims: list[str] = []  # workers whose leases may run out, because of what the story does to them
         settings = stage.settings
         self._jobs = work.jobs(settings.images, settings.output, stage.gateway, self.submitted)
         self._feeding = False
@@ -52,6 +54,7 @@ class Story:
         self._thaw("one")
         self.until("everything handed in", 45, lambda: self.handed_in_all)
         self.until("every job to end", 45, self._all_ended)
+        self._ignore_wakeups()
 
     # steps
 
@@ -65,6 +68,7 @@ class Story:
         worker = self.stage.workers[name]
         self.until(f"worker {name} to run something", 10, lambda: bool(self._running_at(worker.pid)))
         held = self._running_at(worker.pid)
+        self.victims.append(name)
         os.kill(worker.pid, signal.SIGSTOP)
         self.screen.say(f"worker {name} is frozen (SIGSTOP) with {len(held)} running job(s)", "yellow")
         return held
@@ -75,6 +79,7 @@ class Story:
         self._hand_in_long_jobs(CONCURRENCY)
         self.until(f"worker {name} to run something long", 15, lambda: self._holds_long(worker.pid))
         held = self._running_at(worker.pid)
+        self.victims.append(name)
         self.stage.fleet.kill(worker)
         self.screen.say(f"worker {name} is dead (kill -9, whole group), {len(held)} job(s) running", "red")
         fresh = self.stage.start_worker(replacement)
@@ -87,20 +92,32 @@ class Story:
             cut = score.ask(self.connection, "listeners_cut")
             self.screen.say(f"{len(cut)} listening connection(s) cut: wake-ups are lost", "yellow")
         else:
-            self._redis().flushall()
+            self._redis.flushall()
             self.screen.say("Redis is flushed (FLUSHALL)", "yellow")
 
     def _double_wakeups(self) -> None:
         """Signal jobs that have ended long ago once more, as a queue that delivers twice would."""
-        channel = wake_channel("pgtruth", "celery")
-        ended = [job_id for job_id, runs in recorder.read(self._runs_file).returned.items() if runs][:DUPLICATES]
+        ended = [job_id for job_id, runs in recorder.read(self._runs_file).returned.items() if runs]
         for number in range(DUPLICATES):
-            job_id = ended[number % len(ended)]
-            if self.stage.redis_url is None:
-                self.connection.execute("SELECT pg_notify(%s, '')", (channel,))
-            else:
-                self._redis().publish(channel, job_id)
+            self._wake(ended[number % len(ended)])
         self.screen.say(f"{DUPLICATES} duplicate wake-ups published", "yellow")
+
+    def _ignore_wakeups(self) -> None:
+        """Once more, to workers that have nothing to do: a wake-up that finds nothing is counted."""
+        ended = iter(sorted(self.submitted.ids))
+
+        def ignored() -> bool:
+            self._wake(next(ended))
+            return self._counter("wakeups_ignored") > 0
+
+        self.until("a duplicate wake-up to be ignored", 5, ignored)
+
+    def _wake(self, job_id: str) -> None:
+        channel = wake_channel("pgtruth", "celery")
+        if self.stage.redis_url is None:
+            self.connection.execute("SELECT pg_notify(%s, '')", (channel,))
+        else:
+            self._redis.publish(channel, job_id)
 
     def _take_over(self, frozen: set[str]) -> None:
         def taken_over() -> bool:
@@ -172,6 +189,7 @@ class Story:
         assert path is not None
         return path
 
+    @cached_property
     def _redis(self) -> Any:
         import redis
 

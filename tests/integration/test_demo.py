@@ -30,14 +30,14 @@ def _judge(*jobs: Job, p95: float = 1.0, charges: dict[str, int] | None = None, 
 
 
 def test_all_is_well() -> None:
-    verdict = _judge(Job("a", "done", 0, 1, 0), Job("b", "done", 1, 1, 1), a=1, b=2, charges={"order": 1})
+    verdict = _judge(Job("a", "done", 1, 1, 0, 0), Job("b", "done", 2, 1, 1, 0), a=1, b=2, charges={"order": 1})
     assert verdict.well
     assert complaints(verdict) == []
 
 
 @pytest.mark.parametrize("status", ["queued", "processing", "enqueue_failed"])
 def test_a_job_that_has_not_ended_is_lost(status: str) -> None:
-    assert _judge(Job("a", status, 0, 0, 0)).lost == {"a"}
+    assert _judge(Job("a", status, 0, 0, 0, 0)).lost == {"a"}
 
 
 def test_a_job_without_a_row_is_lost() -> None:
@@ -45,28 +45,32 @@ def test_a_job_without_a_row_is_lost() -> None:
 
 
 def test_two_ends_are_doubled() -> None:
-    assert _judge(Job("a", "done", 1, 2, 0), a=2).doubled == {"a"}
+    assert _judge(Job("a", "done", 2, 2, 0, 0), a=2).doubled == {"a"}
 
 
-def test_more_runs_than_retries_explain_are_doubled() -> None:
-    assert _judge(Job("a", "done", 0, 1, 0), a=2).doubled == {"a"}
+def test_a_run_without_a_claim_of_its_own_is_doubled() -> None:
+    assert _judge(Job("a", "done", 1, 1, 0, 0), a=2).doubled == {"a"}
+
+
+def test_a_lease_that_ran_out_though_its_worker_was_well_is_doubled() -> None:
+    assert _judge(Job("a", "done", 2, 1, 1, 1), a=2).doubled == {"a"}
 
 
 def test_only_the_hopeless_may_fail() -> None:
-    verdict = _judge(Job("hopeless", "failed", 3, 1, 0), Job("a", "failed", 3, 1, 0))
+    verdict = _judge(Job("hopeless", "failed", 4, 1, 0, 0), Job("a", "failed", 4, 1, 0, 0))
     assert verdict.broken == {"a"}
     assert not verdict.well
 
 
 @pytest.mark.parametrize("charges", [0, 2])
 def test_an_order_is_charged_once(charges: int) -> None:
-    verdict = _judge(Job("a", "done", 0, 1, 0), a=1, charges={"order": charges, "other": 1})
+    verdict = _judge(Job("a", "done", 1, 1, 0, 0), a=1, charges={"order": charges, "other": 1})
     assert verdict.charges == {"order"}
     assert not verdict.well
 
 
 def test_late_is_a_p95_over_the_objective() -> None:
-    done = Job("a", "done", 0, 1, 0)
+    done = Job("a", "done", 1, 1, 0, 0)
     assert _judge(done, p95=25.0).well
     verdict = _judge(done, p95=25.1)
     assert verdict.late == 25.1
