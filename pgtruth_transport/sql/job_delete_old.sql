@@ -11,6 +11,6 @@ WITH old AS MATERIALIZED (
 ), gone AS (
     DELETE FROM {schema}.jobs j USING old WHERE j.id = old.id AND j.status IN ('done', 'failed') RETURNING j.id
 ), notes AS (
-    DELETE FROM {schema}.attempts a USING gone WHERE a.job_id = gone.id
+    DELETE FROM {schema}.attempts WHERE job_id = ANY(ARRAY(SELECT id FROM gone))
 )
 SELECT count(*) FROM gone
