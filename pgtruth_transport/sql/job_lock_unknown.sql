@@ -6,6 +6,5 @@ SELECT id, task, queue, priority, lease_version, retry_count, max_retries, at_mo
 FROM {schema}.jobs
 WHERE status = 'queued' AND unknown_since IS NOT NULL
     AND unknown_since <= (SELECT clock_timestamp()) - %(wait)s * interval '1 second'
-ORDER BY unknown_since
 LIMIT %(count)s
 FOR UPDATE SKIP LOCKED
