@@ -14,11 +14,10 @@ WITH given AS (
     FROM given g
     WHERE j.id = g.id AND j.status = 'processing' AND j.lease_version = g.lease_version AND j.owned_by = g.owned_by
         AND g.status IN ('done', 'failed')
-    RETURNING j.id, j.lease_version
+    RETURNING j.id, g.lease_version, g.owned_by, g.claimed_at, g.outcome, g.error
 ), noted AS (
     INSERT INTO {schema}.attempts (job_id, lease_version, owned_by, claimed_at, outcome, error)
-    SELECT e.id, e.lease_version, g.owned_by, g.claimed_at::timestamptz, g.outcome, g.error
-    FROM ended e JOIN given g USING (id, lease_version)
+    SELECT id, lease_version, owned_by, claimed_at::timestamptz, outcome, error FROM ended
 )
 SELECT e.id, e.lease_version, EXISTS (SELECT 1 FROM {schema}.waiters w WHERE w.job_id = e.id) AS waited
 FROM ended e

@@ -22,10 +22,9 @@ WITH given AS (
         properties = COALESCE(g.properties, j.properties), body = COALESCE(g.body, j.body)
     FROM given g
     WHERE j.id = g.id AND j.status = 'processing' AND j.lease_version = g.lease_version AND j.owned_by = g.owned_by
-    RETURNING j.id, g.lease_version, j.queue
+    RETURNING j.id, g.lease_version, j.queue, g.owned_by, g.claimed_at, g.outcome, g.error
 ), noted AS (
     INSERT INTO {schema}.attempts (job_id, lease_version, owned_by, claimed_at, outcome, error)
-    SELECT q.id, q.lease_version, g.owned_by, g.claimed_at::timestamptz, g.outcome, g.error
-    FROM queued q JOIN given g USING (id, lease_version)
+    SELECT id, lease_version, owned_by, claimed_at::timestamptz, outcome, error FROM queued
 )
 SELECT id, lease_version, queue FROM queued
