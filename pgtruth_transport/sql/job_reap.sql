@@ -13,6 +13,7 @@ WITH dead AS MATERIALIZED (
     UPDATE {schema}.jobs j
     SET status = 'queued', lease_version = j.lease_version + 1, retry_count = j.retry_count + 1, result = NULL,
         owned_by = NULL, claimed_at = NULL, lease_expires_at = NULL, run_at = clock_timestamp(),
+        celery_state = NULL, meta = NULL, unknown_since = NULL,
         error = 'lease expired: the worker ' || j.owned_by || ' stopped renewing it', updated_at = clock_timestamp()
     FROM dead d
     WHERE j.id = d.id AND j.status = 'processing' AND j.lease_version = d.lease_version
