@@ -1,0 +1,134 @@
+"""What the tests of effects share: attempts without a worker, and recipients that count what they really did."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+from pgtruth_transport import effects
+from pgtruth_transport.attempts import Attempt
+from pgtruth_transport.effects.kinds import Effect, Kind
+from pgtruth_transport.jobs import Lease
+from pgtruth_transport.settings import Settings
+
+HOLD = """
+INSERT INTO pgtruth.jobs AS j (id, status, task, queue, owned_by, lease_expires_at, lease_version, claimed_at)
+VALUES (%(id)s, 'processing', 'tests.effect', 'tests', %(owner)s, clock_timestamp() + %(seconds)s * interval '1 second',
+    1, clock_timestamp())
+ON CONFLICT (id) DO UPDATE SET lease_version = j.lease_version + 1, status = 'processing', owned_by = excluded.owned_by,
+    lease_expires_at = excluded.lease_expires_at
+RETURNING lease_version, claimed_at::text
+"""
+_owners = itertools.count(1)
+
+
+def hold(conn: psycopg.Connection[Any], settings: Settings, job_id: str, seconds: float = 60.0) -> Attempt:
+    """Claim a job as a worker does, taking it from whoever holds it; the new attempt."""
+    owner = f"owner-{next(_owners)}"
+    found = conn.execute(HOLD, {"id": job_id, "owner": owner, "seconds": seconds}).fetchone()
+    assert found is not None
+    return Attempt(Lease(job_id, found[0], owner, found[1]), settings)
+
+
+def let_go(conn: psycopg.Connection[Any], job_id: str) -> None:
+    """The lease ends, as after a crash and a sweep."""
+    conn.execute(
+        "UPDATE pgtruth.jobs SET status = 'queued', owned_by = NULL, lease_expires_at = NULL, claimed_at = NULL,"
+        " lease_version = lease_version + 1 WHERE id = %s",
+        (job_id,),
+    )
+
+
+def states(conn: psycopg.Connection[Any]) -> dict[str, str]:
+    """Every effect's state."""
+    return dict(conn.execute("SELECT key, state FROM pgtruth.effects").fetchall())
+
+
+@dataclass(slots=True)
+class Recipient:
+    """The other side, in this process: what it did stands in ``acts``, in order.
+
+    ``guard`` is what it offers: ``lookup`` acts as often as it is asked; ``once`` acts once per key; ``tombstone`` can
+    be told never to act; ``fence`` refuses numbers that do not rise.
+    """
+
+    guard: str
+    acts: list[tuple[str, int]] = field(default_factory=list)
+    in_flight: list[Effect] = field(default_factory=list)
+    buried: dict[str, int] = field(default_factory=dict)
+    last: dict[str | None, int] = field(default_factory=dict)
+    lock: Any = field(default_factory=threading.Lock)
+
+    def receive(self, effect: Effect) -> dict[str, Any]:
+        """Act, or raise ``NoEffect``."""
+        with self.lock:
+            if self.guard == "once" and self._acted(effect.key):
+                return {"receipt": effect.key}
+            if effect.number <= self.buried.get(effect.key, 0):
+                raise effects.NoEffect("buried")
+            if self.guard == "fence":
+                assert effect.fence is not None
+                if effect.fence <= self.last.get(effect.resource, 0):
+                    raise effects.NoEffect("overtaken")
+                self.last[effect.resource] = effect.fence
+            self.acts.append((effect.key, effect.number))
+            return {"receipt": effect.key}
+
+    def deliver(self) -> None:
+        """What was on its way arrives."""
+        arrived, self.in_flight = self.in_flight, []
+        for effect in arrived:
+            with suppress(effects.NoEffect):
+                self.receive(effect)
+
+    def look_up(self, effect: Effect) -> Any:
+        """A reconciler."""
+        with self.lock:
+            if self.guard == "fence":
+                assert effect.fence is not None
+                self.last[effect.resource] = max(self.last.get(effect.resource, 0), effect.fence)
+            return effects.Applied({"receipt": effect.key}) if self._acted(effect.key) else effects.NO_EFFECT
+
+    def bury(self, effect: Effect) -> Any:
+        """A tombstone operation."""
+        with self.lock:
+            if self._acted(effect.key):
+                return effects.Applied({"receipt": effect.key})
+            self.buried[effect.key] = max(effect.number, self.buried.get(effect.key, 0))
+            return effects.NO_EFFECT
+
+    def count(self, key: str) -> int:
+        """How often it really acted for ``key``."""
+        return sum(1 for acted, _ in self.acts if acted == key)
+
+    def _acted(self, key: str) -> bool:
+        return any(acted == key for acted, _ in self.acts)
+
+
+def kind_for(
+    recipient: Recipient, name: str, ask: Callable[[Callable[[Effect], Any], Effect], Any], *, ordered: bool
+) -> Kind:
+    """The declaration that suits a recipient; every question goes through ``ask``."""
+
+    def reconcile(effect: Effect) -> Any:
+        return ask(recipient.look_up, effect)
+
+    def tombstone(effect: Effect) -> Any:
+        return ask(recipient.bury, effect)
+
+    return effects.declare(
+        name,
+        fields=("order", "amount"),
+        reconcile=reconcile,
+        tombstone=tombstone if recipient.guard == "tombstone" else None,
+        order_by="order" if ordered else None,
+        fence=ordered and recipient.guard == "fence",
+        in_flight=0,
+        outside_lease=60,
+    )
