@@ -1,0 +1,59 @@
+"""A pytest plugin for the suites: loads the transport, bounds every test, applies the list of exceptions.
+
+* Many of Celery's tests skip themselves unless the URL of the result backend starts with ``redis``, although all that
+  they need of Redis is a list to write to from their tasks. For the questions of the test modules, and for nobody
+  else, the URL says yes.
+* A test that hangs fails after ``PGTRUTH_CONFORMANCE_TIMEOUT`` seconds.
+* A test on the list of exceptions is skipped with the reason that the list gives.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from typing import Any
+
+import pytest
+
+import pgtruth_transport  # noqa: F401 - registers the URLs, as every `celery` command does
+
+TIMEOUT = float(os.environ.get("PGTRUTH_CONFORMANCE_TIMEOUT", "120"))
+EXCEPTIONS: dict[str, str] = json.loads(os.environ.get("PGTRUTH_CONFORMANCE_EXCEPTIONS", "{}"))
+
+
+class BackendURL(str):
+    """The URL of the result backend, which tells a test module that it is as good as Redis."""
+
+    def startswith(self, prefix: Any, *bounds: Any) -> bool:
+        if prefix == "redis" and str(sys._getframe(1).f_globals.get("__name__", "")).startswith("t.integration"):
+            return True
+        return super().startswith(prefix, *bounds)
+
+
+def pytest_plugin_registered(plugin: Any) -> None:
+    """Give the suite's conftest the URL, before its test modules import it from there."""
+    url = getattr(plugin, "TEST_BACKEND", None)
+    if isinstance(url, str) and url.startswith("pgtruth"):
+        plugin.TEST_BACKEND = BackendURL(url)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Bound every test; skip the exceptions."""
+    for item in items:
+        own = item.get_closest_marker("timeout")
+        seconds = next(iter(_seconds(own)), TIMEOUT) if own is not None else TIMEOUT
+        item.add_marker(pytest.mark.timeout(min(seconds, TIMEOUT)), append=False)
+        name = item.nodeid.rpartition("/")[2]
+        for pattern, reason in EXCEPTIONS.items():
+            if name == pattern or fnmatch(name, pattern.replace("[", "[[]")):
+                item.add_marker(pytest.mark.skip(reason=f"exception: {reason}"), append=False)
+
+
+def _seconds(mark: pytest.Mark) -> Iterator[float]:
+    for value in (mark.kwargs.get("timeout"), *mark.args):
+        if value:
+            yield float(value)
