@@ -24,18 +24,31 @@ A queue is also reported as woken once when its subscription takes effect: what 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import md5
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from pgtruth_transport.errors import PgTruthError, SettingsError
+
+#: Bytes of a payload: NOTIFY takes less than this, and whatever is longer is not ours.
+LARGEST: Final = 8000
 
 if TYPE_CHECKING:
     from pgtruth_transport.db import Database
     from pgtruth_transport.settings import Settings
 
-__all__ = ["Listener", "Signal", "SignalError", "Woken", "open_signal", "results_channel", "wake_channel"]
+__all__ = [
+    "LARGEST",
+    "Listener",
+    "Signal",
+    "SignalError",
+    "Woken",
+    "open_signal",
+    "result_payloads",
+    "results_channel",
+    "wake_channel",
+]
 
 
 class SignalError(PgTruthError):
@@ -100,6 +113,23 @@ def wake_channel(schema: str, queue: str) -> str:
 def results_channel(schema: str) -> str:
     """The channel on which ends are announced; the payload is job ids, one a line."""
     return f"{schema}_r"
+
+
+def result_payloads(job_ids: Sequence[str]) -> Iterator[str]:
+    """Job ids, one a line, in texts of less than 8000 bytes (NOTIFY's limit). An id that is too long is left out."""
+    lines: list[str] = []
+    size = 0
+    for job_id in job_ids:
+        length = len(job_id.encode("utf-8", "surrogatepass")) + 1
+        if length >= LARGEST:
+            continue
+        if size + length >= LARGEST:
+            yield "\n".join(lines)
+            lines, size = [], 0
+        lines.append(job_id)
+        size += length
+    if lines:
+        yield "\n".join(lines)
 
 
 def open_signal(settings: Settings, database: Database) -> Signal:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from time import monotonic
 from typing import Final, NamedTuple, Protocol
 
-from . import Woken, results_channel, wake_channel
+from . import LARGEST, Woken, results_channel, wake_channel
 from .opening import Opening
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,6 @@ LONGEST_PAUSE: Final = 5.0
 USELESS_PAUSE: Final = 60.0
 QUIET: Final = 10.0  # after so many silent seconds the server is asked for a sign of life ...
 ANSWER: Final = 5.0  # ... and has so many to give one
-LARGEST: Final = 8000  # bytes of a payload; ours are always shorter
 
 
 class Event(NamedTuple):
@@ -218,7 +217,7 @@ def _text(payload: bytes | None) -> str | None:
     """The payload as text ("" for none); None for what nobody of ours has sent."""
     if payload is None:
         return ""
-    if len(payload) > LARGEST:
+    if len(payload) >= LARGEST:
         return None
     try:
         return payload.decode()

@@ -2,8 +2,10 @@
 
 Promises: NOTIFY is never part of the transaction that it speaks of. It goes out after the commit, on a connection of
 its own, with an empty payload (job ids for results), on a channel whose name is short whatever the queue is called. The
-server takes one lock per database for it at commit; here that transaction waits for no disk flush, so the lock is
-held for microseconds. If the process dies in between, nothing was sent, and polling finds the rows.
+server takes one lock for it at commit: a transaction that does nothing else has nothing to flush, so it is held
+briefly, where inside the application's transaction it is held during the flush, and commits queue up. If the process
+dies in between, nothing was sent, and polling finds the rows. One bound is looser than elsewhere: where no pooled
+connection is left, ``wake`` may take ``connect_timeout``, as the statement before it did.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from psycopg.sql import SQL, Composable, Identifier
 from pgtruth_transport.db import Connection, Database
 from pgtruth_transport.settings import Settings
 
-from . import SignalError, results_channel, wake_channel
+from . import SignalError, result_payloads, results_channel, wake_channel
 from .batching import Batcher
-from .listening import LARGEST, Event, LinkListener, LinkUseless
+from .listening import Event, LinkListener, LinkUseless
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +62,7 @@ class NotifySignal:
     def announce(self, job_ids: Sequence[str]) -> None:
         """One statement; ids that fit together travel in one payload."""
         try:
-            self._notify(results_channel(self._settings.schema), list(payloads(job_ids)))
+            self._notify(results_channel(self._settings.schema), list(result_payloads(job_ids)))
         except Exception as exc:
             logger.debug("could not announce %d result(s), their waiters poll: %s", len(job_ids), exc)
 
@@ -163,23 +165,6 @@ class NotifyLink:
             statement, self._asked = self._unsent.popleft()
             self._pgconn.send_query(statement)
         self._pgconn.flush()
-
-
-def payloads(job_ids: Sequence[str]) -> Iterator[str]:
-    """Job ids, one a line, in texts that NOTIFY accepts (under 8000 bytes). An id that is too long is left out."""
-    lines: list[str] = []
-    size = 0
-    for job_id in job_ids:
-        length = len(job_id.encode("utf-8", "surrogatepass")) + 1
-        if length >= LARGEST:
-            continue
-        if size + length >= LARGEST:
-            yield "\n".join(lines)
-            lines, size = [], 0
-        lines.append(job_id)
-        size += length
-    if lines:
-        yield "\n".join(lines)
 
 
 def _echoes(conn: Connection, token: str) -> Iterator[psycopg.Notify]:

@@ -23,7 +23,7 @@ from redis.retry import Retry
 from pgtruth_transport.errors import SettingsError
 from pgtruth_transport.settings import Settings, mask_url
 
-from . import SignalError, results_channel, wake_channel
+from . import SignalError, result_payloads, results_channel, wake_channel
 from .batching import Batcher
 from .listening import Event, LinkListener
 from .opening import Opening
@@ -68,14 +68,14 @@ class RedisSignal:
             self._batcher({queue: next(iter(ids), "") for queue, ids in queues.items()}, self._timeout)
 
     def announce(self, job_ids: Sequence[str]) -> None:
-        """One message per id, in one pipeline."""
+        """Ids that fit together travel in one message."""
         self._leave_parent()
         deadline = monotonic() + self._timeout
         if not job_ids or not self._lock.acquire(timeout=self._timeout):
             return
         try:
             channel = results_channel(self._settings.schema)
-            self._publish([(channel, job_id) for job_id in job_ids], deadline)
+            self._publish([(channel, text) for text in result_payloads(job_ids)], deadline)
         except Exception as exc:
             logger.debug("could not announce %d result(s), their waiters poll: %s", len(job_ids), exc)
         finally:

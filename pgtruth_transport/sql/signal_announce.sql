@@ -1,5 +1,5 @@
 -- Called by: signals.notify, after the commit of jobs' ends that somebody waits for, and for its test of LISTEN.
--- Locks: the lock that the server takes for every NOTIFY at commit; held for microseconds, since no flush is waited for.
+-- Locks: the lock that the server takes for every NOTIFY at commit; held briefly, since nothing is written, or flushed.
 -- Index: none.
-SELECT set_config('synchronous_commit', 'off', true), pg_notify(%(channel)s, p.payload)
+SELECT pg_notify(%(channel)s, p.payload)
 FROM unnest(%(payloads)s::text[]) AS p(payload)

@@ -16,9 +16,17 @@ import redis
 from pgtruth_transport.db import Database
 from pgtruth_transport.errors import SettingsError
 from pgtruth_transport.settings import Settings
-from pgtruth_transport.signals import Listener, Signal, SignalError, Woken, listening, open_signal, wake_channel
+from pgtruth_transport.signals import (
+    Listener,
+    Signal,
+    SignalError,
+    Woken,
+    listening,
+    open_signal,
+    result_payloads,
+    wake_channel,
+)
 from pgtruth_transport.signals.listening import LinkListener
-from pgtruth_transport.signals.notify import payloads
 from tests.support_proxy import Proxy
 
 Open = Callable[[str], Signal]
@@ -389,10 +397,10 @@ def test_listen_url_is_used_for_listening(database_url: str, postgres_proxy: Pro
 
 def test_payloads_stay_below_what_notify_accepts() -> None:
     ids = [str(n) for n in range(10_000)] + ["é" * 3998, "x" * 7999, "x" * 8000, "é" * 4000]
-    made = list(payloads(ids))
+    made = list(result_payloads(ids))
     assert all(len(text.encode()) < 8000 for text in made)
     assert [line for text in made for line in text.split("\n")] == ids[:-3]
-    assert list(payloads([])) == []
+    assert list(result_payloads([])) == []
 
 
 def _until_it_works(signal: Signal) -> None:
