@@ -45,7 +45,7 @@ def publish(database: Database, signal: Signal, rows: Sequence[JobRow]) -> None:
         return
 
     def insert() -> set[str]:
-        with database.connection() as conn:
+        with database.connection(patience=database.settings.connect_timeout) as conn:
             return lifecycle.enqueue(conn, database, rows)
 
     new = retrying(insert)
@@ -73,7 +73,7 @@ def wake(database: Database, signal: Signal, rows: Sequence[JobRow]) -> None:
     except SignalError as exc:
         ids = [job_id for found in queues.values() for job_id in found]
         logger.warning("%d job(s) are safe but not signalled, the next sweep will do it: %s", len(ids), exc)
-        with database.connection() as conn:
+        with database.connection(patience=database.settings.connect_timeout) as conn:
             lifecycle.signal_failed(conn, database, ids)
 
 
