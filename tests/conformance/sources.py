@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def unpacked(project: str, archives: Path, target: Path) -> Path:
-    """The suite of ``project`` (``celery`` or ``kombu``) under ``target``, fetched into ``archives`` if it is not there."""
+    """The suite of ``project`` (``celery`` or ``kombu``) under ``target``; fetched unless ``archives`` has it."""
     number = version(project)
     archive = archives / f"{project}-{number}.tar.gz"
     if not archive.exists():
