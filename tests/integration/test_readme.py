@@ -194,6 +194,7 @@ def _play(page: Path, folder: Path, env: dict[str, str]) -> None:
                 if words[0] == "kill":
                     eventually(lambda: _count(env, "status = 'processing'") == 1, 20)
                     _run(["sh", "-c", command], folder, env)
+                    workers[-1].wait(10)
                 elif "worker" in words:
                     workers.append(ServerProcess(words, folder / "worker.log", env=env, cwd=folder))
                 elif words[0] == "celery":
