@@ -43,7 +43,7 @@ def prepare(app: Any) -> None:
 
 
 def relative_times(app: Any, create: Callable[..., Any]) -> Callable[..., Any]:
-    """Celery's ``create_task_message``, which also says what was relative: the database counts that by its own clock."""
+    """Celery's ``create_task_message``, which also says what was relative: the database counts that itself."""
 
     def create_task_message(
         task_id: str,

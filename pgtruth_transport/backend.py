@@ -155,7 +155,7 @@ class PgTruthBackend(BaseBackend):
         return self.meta_from_decoded(found)  # type: ignore[no-any-return]
 
     def task_result_exists(self, task_id: str) -> bool:
-        return self._get_task_meta_for(task_id)["status"] != states.PENDING
+        return bool(self._get_task_meta_for(task_id)["status"] != states.PENDING)
 
     def _forget(self, task_id: str) -> None:
         self._execute("job_forget", {"id": task_id})

@@ -104,7 +104,8 @@ def _results(app: Any, chord_id: str, rows: list[tuple[str, str, bytes]]) -> lis
         by_id[part_id] = value
     header = GroupResult.restore(chord_id, app=app)
     if header is not None:
-        return _shaped(header, by_id)
+        shaped: list[Any] = _shaped(header, by_id)
+        return shaped
     return list(by_id.values())
 
 

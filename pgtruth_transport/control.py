@@ -13,7 +13,7 @@ from .reaper import cancel
 from .states import Status
 
 
-class Control(CeleryControl):  # type: ignore[misc]
+class Control(CeleryControl):
     """Celery's remote control; see Celery's user guide, "Workers Guide: Revoke"."""
 
     def revoke(

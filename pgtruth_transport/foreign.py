@@ -1,7 +1,8 @@
 """A result backend that is not ours (Redis, django-db, …), told only what the database has accepted.
 
 Promises: the truth is settled first, in the pool child, by the same fenced finish; only then is the foreign backend
-told. A stale attempt's result is never stored there. A crash between the two leaves the truth right and the foreign result missing.
+told. A stale attempt's result is never stored there. A crash between the two leaves the truth right and the foreign
+result missing.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class SettledFirst:
 def _finish(attempt: Attempt) -> bool:
     from celery import current_app
 
-    assert attempt.settings is not None and attempt.ending is not None
+    assert attempt.settings is not None
+    assert attempt.ending is not None
     _, database, signal = runtime(attempt.settings)
     follow = chords.FollowUps()
     lease, ending = attempt.lease, attempt.ending

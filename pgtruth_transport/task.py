@@ -1,4 +1,4 @@
-"""``TruthTask``: the contract's retry policy on Celery's own autoretry, and foreign result backends settled after the truth."""
+"""``TruthTask``: the contract's retry policy on Celery's own autoretry, and foreign result backends told last."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from celery.exceptions import Ignore, Reject
 from .foreign import settled_first
 
 
-class TruthTask(Task):  # type: ignore[misc]
+class TruthTask(Task):
     """A task whose exceptions are failures to be retried (contract section 4).
 
     At most ``retry_limit`` times (a task's own ``max_retries`` wins), with exponential back-off and jitter from 1 s; a
@@ -18,7 +18,7 @@ class TruthTask(Task):  # type: ignore[misc]
     """
 
     abstract = True
-    autoretry_for = (Exception,)
+    autoretry_for: tuple[type[BaseException], ...] = (Exception,)
     dont_autoretry_for = (Ignore, Reject)
     retry_backoff = 1
     retry_backoff_max = 600

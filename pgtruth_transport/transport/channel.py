@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("kombu.transport.pgtruth")
 
 
-class Message(virtual.Message):  # type: ignore[misc]
+class Delivered(virtual.Message):
     """A delivered message; ``held_key`` names the attempt where it is a job."""
 
     def __init__(self, payload: encoding.Payload, channel: Any = None, **kwargs: Any) -> None:
@@ -37,7 +37,7 @@ class Message(virtual.Message):  # type: ignore[misc]
         self.held_key: tuple[str, int] | None = payload.get("held_key")
 
 
-class QoS(virtual.QoS):  # type: ignore[misc]
+class Prefetch(virtual.QoS):
     """Prefetch accounting; giving back goes through the channel, fenced."""
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
@@ -56,11 +56,11 @@ class QoS(virtual.QoS):  # type: ignore[misc]
         return []
 
 
-class Channel(virtual.Channel):  # type: ignore[misc]
+class Channel(virtual.Channel):
     """One channel of a :class:`~pgtruth_transport.transport.transport.Transport`."""
 
-    Message = Message
-    QoS = QoS
+    Message = Delivered
+    QoS = Prefetch
     connection: Transport
     supports_fanout = True
     body_encoding = None
@@ -88,7 +88,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         if encoding.is_task(message) and len(queues) <= 1:
             if not queues:
                 raise ChannelError(
-                    f"no queue is bound to exchange {exchange!r} with routing key {routing_key!r}: the task was not sent"
+                    f"no queue is bound to exchange {exchange!r} with key {routing_key!r}: the task was not sent"
                 )
             row = encoding.job_row(message, queues[0], self._get_message_priority(message))
             publish.publish(self.runtime.database, self.runtime.signal, [row])
@@ -137,7 +137,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         if self.connection is not None:
             self.connection.consumers_changed()
 
-    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Message | None:
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Delivered | None:
         found = self.connection.get_one(queue, None if no_ack else self.connection.owner)
         if found is None:
             return None

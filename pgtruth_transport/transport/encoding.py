@@ -118,5 +118,7 @@ def _moment(name: str, value: Any) -> str | None:
     try:
         found = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
     except ValueError:
-        raise RefusedMessage(f"the message's {name} is no ISO 8601 time: {str(value)[:64]!r}; nothing was sent") from None
+        raise RefusedMessage(
+            f"the message's {name} is no ISO 8601 time: {str(value)[:64]!r}; nothing was sent"
+        ) from None
     return found.isoformat() if found.tzinfo else f"{found.isoformat()}+00:00"

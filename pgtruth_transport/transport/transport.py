@@ -25,8 +25,8 @@ from ..db import CONNECTION_ERRORS
 from ..jobs import Job
 from ..runtime import runtime
 from ..settings import Settings
+from . import channel as channels
 from . import encoding, messages
-from .channel import Channel
 from .entities import Entities
 from .urls import client_url
 
@@ -38,10 +38,10 @@ DEAF = 0.1
 MESSAGE_LEASES = 4
 
 
-class Transport(virtual.Transport):  # type: ignore[misc]
+class Transport(virtual.Transport):
     """``pgtruth://`` for kombu and Celery."""
 
-    Channel = Channel
+    Channel = channels.Channel
     can_parse_url = True
     default_port = 5432
     driver_type = "pgtruth"
@@ -103,7 +103,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 
     # Who consumes what.
 
-    def _consumed(self) -> dict[str, Channel]:
+    def _consumed(self) -> dict[str, channels.Channel]:
         return {queue: channel for channel in self.channels for queue in channel._active_queues}
 
     def consumers_changed(self) -> None:
@@ -227,7 +227,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
         while not self._pump():
             now = time.monotonic()
             if deadline is not None and now >= deadline:
-                raise socket.timeout
+                raise TimeoutError
             wake_at = min([t for t in (deadline, self._poll_at, self._turn_at) if t is not None])
             self._sleep(max(0.0, wake_at - now))
 
@@ -312,7 +312,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
                 count += len(found)
         return count
 
-    def _room(self, channel: Channel, no_ack: bool) -> int:
+    def _room(self, channel: channels.Channel, no_ack: bool) -> int:
         """How many messages a channel may take: one at a time where the consumer drains one event per call."""
         if self.loop is not None:
             return BATCH
@@ -363,5 +363,8 @@ class Transport(virtual.Transport):  # type: ignore[misc]
             if due:
                 lease = self.settings.lease_seconds * MESSAGE_LEASES
                 kept = messages.renew(conn, database, due, self.owner, lease)
-                self._held_until = {m: now + lease / 2 if m in due else w for m, w in self._held_until.items()
-                                    if m not in due or m in kept}
+                self._held_until = {
+                    m: now + lease / 2 if m in due else w
+                    for m, w in self._held_until.items()
+                    if m not in due or m in kept
+                }

@@ -1,10 +1,10 @@
 """Two threads of a worker process that no full pool and no busy loop can hold up: the lease keeper and the duties.
 
-Promises: a lease is renewed when a third of it is left, batched, on a connection of its own, for as long as this process
-lives; a job of up to two thirds of the lease is never renewed. A renewal that finds the authority gone tells the worker. While the
-database is away the keeper tries again every second and says so once; nothing that it holds is given up before the
-database says that it is gone. Whichever worker (or beat) comes first after ``reap_interval`` sweeps. If this process
-dies, both threads die with it, and others reap what it held.
+Promises: a lease is renewed when a third of it is left, batched, on a connection of its own, for as long as this
+process lives; a job of up to two thirds of the lease is never renewed. A renewal that finds the authority gone tells
+the worker. While the database is away the keeper tries again at every tick and says so once; nothing that it holds is
+given up before the database says that it is gone. Whichever worker (or beat) comes first after ``reap_interval``
+sweeps. If this process dies, both threads die with it, and others reap what it held.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
-import psycopg
 from celery.utils.log import get_logger
 
 from .. import lifecycle, reaper
-from ..db import CONNECTION_ERRORS, retrying
+from ..db import CONNECTION_ERRORS, Connection, retrying
 from .core import Worker
 
 logger = get_logger(__name__)
@@ -29,9 +27,9 @@ TICK = 0.5
 
 
 class Duty(threading.Thread):
-    """A daemon thread that calls ``work`` every ``interval`` seconds until it is stopped; errors are logged, once each."""
+    """A daemon thread that calls ``work`` every ``interval`` seconds until it is stopped. It survives errors."""
 
-    def __init__(self, name: str, interval: Callable[[], float], work: Callable[[], None]) -> None:
+    def __init__(self, name: str, interval: Callable[[], float], work: Callable[[], object]) -> None:
         super().__init__(name=name, daemon=True)
         self._interval, self._work = interval, work
         self._stopped = threading.Event()
@@ -66,7 +64,7 @@ class LeaseKeeper:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._conn: psycopg.Connection[Any] | None = None
+        self._conn: Connection | None = None
 
     def keep(self) -> None:
         """One look: renew what is due, tell the worker what is lost or has overrun its time limit."""
@@ -90,10 +88,10 @@ class LeaseKeeper:
             elif not held.concluded:
                 worker.lost(held)
 
-    def _connection(self) -> psycopg.Connection[Any]:
+    def _connection(self) -> Connection:
         if self._conn is None or self._conn.closed:
             self._conn = self._worker.database.open("lease")
-            self._conn.patience = self._worker.settings.lease_seconds / 3  # type: ignore[attr-defined]
+            self._conn.patience = self._worker.settings.lease_seconds / 3
         return self._conn
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Celery's request and strategy, with the outcome handed to the worker instead of written by the pool child.
 
 ``Task.Strategy`` is Celery's plug point for how a received message becomes a call of the pool. Ours differs in three
-things: the pool runs :mod:`pgtruth_transport.worker.trace`, a job never waits here for its time (``run_at`` does that in
-the database) nor is judged expired by this machine's clock, and every end passes through :class:`Worker`.
+things: the pool runs :mod:`pgtruth_transport.worker.trace`, a job never waits here for its time (``run_at`` does that
+in the database) nor is judged expired by this machine's clock, and every end passes through :class:`Worker`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def request_class(worker: Worker, task: Any, consumer: Any) -> type[Any]:
         app=app,
     )
 
-    class TruthRequest(base):  # type: ignore[misc]
+    class TruthRequest(base):
         held: Held
 
         def maybe_expire(self) -> bool:
@@ -106,7 +106,7 @@ def request_class(worker: Worker, task: Any, consumer: Any) -> type[Any]:
 
 
 def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Callable[..., Any]:
-    """``Task.Strategy``: how a claimed job of ``task`` reaches the pool (compare ``celery.worker.strategy.default``)."""
+    """``Task.Strategy``: how a claimed job of ``task`` reaches the pool."""
     worker: Worker = consumer.pgtruth
     trace.mark_body(task)
     cls = request_class(worker, task, consumer)

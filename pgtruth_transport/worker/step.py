@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from celery import bootsteps
+from celery.exceptions import WorkerShutdown
 from celery.utils.log import get_logger
 
 from ..db import CONNECTION_ERRORS
+from ..errors import SchemaError
 from ..migrate import check, migrate
 from ..runtime import runtime
 from ..settings import Settings
@@ -17,11 +19,12 @@ from .held import Held
 
 logger = get_logger(__name__)
 
+EX_CONFIG = 78  # sysexits.h: something is configured wrongly
 DEFAULT_STRATEGY = "celery.worker.strategy:default"
 STRATEGY = "pgtruth_transport.worker.request:strategy"
 
 
-class PgTruthStep(bootsteps.StartStopStep):  # type: ignore[misc]
+class PgTruthStep(bootsteps.StartStopStep):
     """Claims, leases and fencing for a worker whose broker is ``pgtruth://``.
 
     Created before Celery builds its strategies, started with each connection, shut down last. Unstarted jobs are
@@ -44,13 +47,17 @@ class PgTruthStep(bootsteps.StartStopStep):  # type: ignore[misc]
                 task.Strategy = STRATEGY
 
     def include_if(self, c: Any) -> bool:
-        return self.enabled
+        return bool(self.enabled)
 
     def start(self, c: Any) -> None:
         worker: Worker = c.pgtruth
         if worker.settings.auto_migrate:
             migrate(worker.settings)
-        check(worker.settings)
+        try:
+            check(worker.settings)
+        except SchemaError as exc:
+            logger.critical("%s", exc)
+            raise WorkerShutdown(EX_CONFIG) from None
         worker.learn_tasks()
         c.connection.transport.attach(worker)
         if not self.duties:
