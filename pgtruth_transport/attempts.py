@@ -121,7 +121,7 @@ class Attempt:
         if self.replaced:
             self.ask_requeue(Requeue(Outcome.RELEASED, row.retries, row=row))
         else:
-            self.ask_requeue(Requeue(Outcome.RETRIED, row.retries, row=row, celery_state="RETRY"))
+            self.ask_requeue(Requeue(Outcome.RETRIED, row.retries, row=row))  # RETRY shows once the backend is told
 
     def annotate_retry(self, meta: bytes | None, error: str | None) -> None:
         """Add to a recorded retry what AsyncResult shows of it."""
