@@ -85,6 +85,7 @@ class Bench:
         control = mode == "control"
         return {
             **os.environ,
+            "WORKER_LOGLEVEL": "INFO",  # as Celery's own tox.ini has it
             "PYTHONPATH": os.pathsep.join([str(root), str(HERE.parents[1])]),
             "TEST_BROKER": f"redis://{own.hostname}:{own.port}/1" if control else url,
             "TEST_BACKEND": f"redis://{own.hostname}:{own.port}/0" if control else url,
