@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from celery._state import _get_active_apps, connect_on_app_finalize
+from celery._state import _get_active_apps
 from celery.app.base import BUILTIN_FIXUPS
 from kombu.transport import TRANSPORT_ALIASES
 
@@ -36,13 +36,6 @@ for _app in _get_active_apps():  # created before this import
     from .app import fixup
 
     fixup(_app)
-
-
-@connect_on_app_finalize
-def _on_app_finalize(app: Any) -> None:
-    from .app import prepare
-
-    prepare(app)
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ from . import attempts
 from .jobs import Stored
 from .reaper import cancel
 from .states import Status
+from .transport_names import is_ours
 
 
 class Control(CeleryControl):
@@ -29,7 +30,7 @@ class Control(CeleryControl):
         attempt = attempts.current()
         if attempt is not None and attempt.buffering:  # part of an end that is being collected
             attempt.stored.extend(Stored(item, Status.FAILED, "", "REVOKED", None, None, "revoked") for item in ids)
-        elif ids:
+        elif ids and is_ours(self.app.conf):
             cancel(self.app, ids)
         return super().revoke(
             ids if not isinstance(task_id, str) else task_id,
