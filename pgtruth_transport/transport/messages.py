@@ -16,7 +16,8 @@ Promises: a message is delivered in the order priority (9 first), then age, of i
 A consumer that acknowledges holds it under a lease; if it dies, the lease runs out and the next consumer gets the
 message, marked as redelivered. A consumer that does not acknowledge has it deleted by the statement that delivers it:
 if it dies then, the message is gone, as in AMQP. An expired message is never delivered. Every statement of a holder
-names the owner, so that a late one changes nothing. Bodies are bytes, NUL included.
+names the owner, so that a late one changes nothing. Bodies are bytes, NUL included. If the *server* crashes, the last
+moments of transient queues (remote control, events) may be lost or delivered twice; durable queues lose nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any, Final
 import psycopg
 from kombu.exceptions import KombuError
 from kombu.utils import json
+from psycopg.pq import TransactionStatus
 
 from pgtruth_transport.db import Database
 from pgtruth_transport.errors import RefusedMessage
@@ -73,6 +75,7 @@ def put(conn: Connection, db: Database, queues: Sequence[str], message: Mapping[
             },
         ),
         "body": _bytes(message.get("body")),
+        "relax": _may_relax(conn),
     }
     return [row[0] for row in conn.execute(db.sql("message_put"), parameters)]
 
@@ -98,6 +101,7 @@ def fetch(
         "queues": [queue for queue in turn for _ in _PRIORITIES],
         "priorities": [*_PRIORITIES] * len(turn),
         "count": count,
+        "relax": _may_relax(conn),
     }
     if owner is None:
         rows = conn.execute(db.sql("message_take"), parameters).fetchall()
@@ -155,6 +159,11 @@ def checked_name(name: str) -> str:
     if "\0" in name:
         raise RefusedMessage(f"the name {name!r} holds a NUL character; remove it")
     return name
+
+
+def _may_relax(conn: Connection) -> bool:
+    """Whether the statement is its own transaction: a caller's transaction keeps the durability that it was given."""
+    return conn.autocommit and conn.pgconn.transaction_status == TransactionStatus.IDLE
 
 
 def _delivery(row: Sequence[Any]) -> Delivery:

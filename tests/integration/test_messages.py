@@ -248,6 +248,34 @@ def test_many_consumers_share_without_doubling(conn: Conn, db: Database, acknowl
     assert sorted(map(int, got)) == list(range(total))
 
 
+def test_only_what_may_be_lost_is_not_flushed(conn: Conn, db: Database) -> None:
+    conn.execute(
+        "INSERT INTO pgtruth.queues (name, durable, auto_delete, ttl)"
+        " VALUES ('durable', true, false, NULL), ('t1', true, true, 10), ('t2', true, true, 9)"
+    )
+
+    def flushed(name: str, queues: list[str]) -> bool:
+        parameters = {
+            "queues": queues, "priorities": [0] * len(queues), "count": 9, "owner": "me", "lease": 9, "relax": True,
+            "priority": 0, "headers": b"", "properties": b"", "body": b"", "expires_in": None,
+        }  # fmt: skip
+        with conn.transaction(force_rollback=True):
+            conn.execute(db.sql(name), parameters)
+            return conn.execute("SELECT current_setting('synchronous_commit')").fetchone() == ("on",)
+
+    for queues in (["t1", "t2"], ["t1", "durable"], ["durable"], ["undeclared"]):
+        durable = queues != ["t1", "t2"]
+        assert flushed("message_put", queues) is durable
+        put(conn, db, queues, message())
+        assert flushed("message_take", queues) is durable
+        assert flushed("message_claim", queues) is False
+        purge(conn, db, queues[0])
+    with conn.transaction():
+        put(conn, db, ["t1"], message())
+        fetch(conn, db, ["t1"], 1)
+        assert conn.execute("SELECT current_setting('synchronous_commit')").fetchone() == ("on",)
+
+
 @pytest.mark.parametrize("name", ["message_take", "message_claim"])
 @pytest.mark.parametrize("analyzed", [False, True])
 @pytest.mark.parametrize("generic", [False, True])
@@ -262,6 +290,7 @@ def test_fetching_reads_only_what_it_takes(conn: Conn, db: Database, name: str, 
         conn.execute("ANALYZE pgtruth.messages")
     queues = [queue for queue in ("empty", "q1", "q2") for _ in range(10)]
     parameters = {"queues": queues, "priorities": [*range(9, -1, -1)] * 3, "count": 10, "owner": "me", "lease": 60}
+    parameters["relax"] = True
     plan = explain(conn, db.sql(name), parameters, generic=generic)
     assert "messages_fetch" in plan.indexes("messages"), plan.text
     assert plan.touched("messages") <= 40, plan.text  # ten found, ten written by their key, and a few held ones
