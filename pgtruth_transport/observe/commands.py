@@ -122,11 +122,16 @@ def cancel(ctx: click.Context, ids: tuple[str, ...], reason: str, terminate: boo
 @click.pass_context
 def reap(ctx: click.Context) -> None:
     """Sweep once, now: recover jobs of dead workers, expire, tidy. Workers and beat do the same every few seconds."""
-    with truth(ctx):
-        from pgtruth_transport import reaper
+    from pgtruth_transport import reaper
 
+    with truth(ctx) as db:
         swept = reaper.sweep(ctx.obj.app)
-    click.echo(f"swept: {swept}" if swept else "another sweep has just run or is running; nothing was left to do")
+        with queries.looking(db) as conn:
+            overdue = sum(holder.expired for holder in queries.holders(conn, db))
+    found = ", ".join(f"{count} {name}" for name, count in swept._asdict().items() if count)
+    click.echo(f"swept: {found}" if found else "swept: nothing was due")
+    if overdue:
+        click.echo(f"{overdue} overdue lease(s) left: after a restart of the server their owners have a lease of grace")
 
 
 def _find(db: Database, ids: tuple[str, ...]) -> list[queries.JobDetail]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 from rich.table import Table
+from rich.text import Text
 
 from pgtruth_transport import counters
 from pgtruth_transport.db import Connection, Database
@@ -33,7 +34,7 @@ def stats(ctx: click.Context, window: float, exact: bool, as_json: bool) -> None
         say(ctx, table)
         click.echo()
     for warning in warnings(found):
-        click.secho(f"! {warning}", fg="yellow")
+        say(ctx, Text(f"! {warning}", style="yellow"))
 
 
 def gather(conn: Connection, db: Database, window: float, limit: int) -> dict[str, Any]:

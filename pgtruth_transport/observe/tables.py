@@ -73,7 +73,7 @@ def jobs_table(lines: Iterable[JobLine], width: int) -> Table:
     wide = width >= WIDE
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     table.add_column("ID", no_wrap=True, min_width=36)
-    table.add_column("STATUS", no_wrap=True)
+    table.add_column("STATUS", no_wrap=True, min_width=10)
     table.add_column("TASK", no_wrap=True, overflow="ellipsis", ratio=1)
     if wide:
         table.add_column("QUEUE", no_wrap=True, overflow="ellipsis", max_width=16)

@@ -24,7 +24,8 @@ ADD = """
 INSERT INTO pgtruth.jobs (id, status, task, queue, priority, run_at, created_at, updated_at, retry_count, owned_by,
     claimed_at, lease_expires_at)
 SELECT %(prefix)s || g, %(status)s, %(task)s, %(queue)s, %(priority)s,
-    clock_timestamp() + %(due)s::float8 * interval '1 s', clock_timestamp() - %(age)s::float8 * interval '1 s', clock_timestamp(), %(retries)s,
+    clock_timestamp() + %(due)s::float8 * interval '1 s',
+    clock_timestamp() - %(age)s::float8 * interval '1 s', clock_timestamp(), %(retries)s,
     CASE WHEN %(status)s = 'processing' THEN %(owner)s::text END,
     CASE WHEN %(status)s = 'processing' THEN clock_timestamp() END,
     CASE WHEN %(status)s = 'processing' THEN clock_timestamp() + %(lease)s::float8 * interval '1 s' END
