@@ -48,6 +48,7 @@ def demo(mode: str, screen: Screen) -> int:
         charges = payments.read(stage.gateway, story.submitted.orders)
         verdict = score.judge(figures, runs, story.submitted, charges)
         screen.final(mode, figures, runs, charges, verdict)
+        stage.keep = not verdict.well
     return 0 if verdict.well else 1
 
 

@@ -54,6 +54,7 @@ class Score:
     counters: dict[str, int]
     times: tuple[float, float, float]  # p50, p95, max
     unknown_effects: int
+    outcomes: dict[str, int]  # of attempts
 
     @property
     def by_status(self) -> Counter[str]:
@@ -96,6 +97,7 @@ def read(connection: psycopg.Connection[Any], victims: list[str]) -> Score:
         counters={str(name): int(value) for name, value in ask(connection, "counters")},
         times=(p50, p95, longest),
         unknown_effects=int(ask(connection, "effects_unknown")[0][0]),
+        outcomes=dict(ask(connection, "outcomes")),
     )
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from celery_app.demo.payments import Charges
 from celery_app.demo.score import OBJECTIVE, Score, Verdict
+from celery_app.demo.work import HOPELESS
 from celery_app.recorder import Runs
 
 WIDTH = 80
@@ -115,7 +116,8 @@ def _figures(mode: str, score: Score, runs: Runs, charges: Charges) -> Table:
     table = Table(width=WIDTH, show_header=False, title=f"What happened (SIGNAL={mode})", title_justify="left")
     table.add_column(ratio=1)
     table.add_column(ratio=1)
-    table.add_row("jobs by status", statuses)
+    table.add_row("jobs by status", f"{statuses} ({HOPELESS} are meant to fail)")
+    table.add_row("attempts by outcome", ", ".join(f"{count} {name}" for name, count in score.outcomes.items()))
     table.add_row("bodies run / jobs", f"{ran} / {len(score.jobs)}")
     table.add_row("recovered: leases that ran out", str(score.recovered))
     table.add_row("stale writes refused", str(score.counters.get("stale_writes", 0)))

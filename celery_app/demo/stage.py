@@ -42,6 +42,7 @@ class Stage:
     gateway: str
     fleet: Fleet
     flower: str = ""
+    keep: bool = False  # the logs, after the end
     workers: dict[str, Member] = field(default_factory=dict)
 
     @property
@@ -58,19 +59,28 @@ class Stage:
 
 
 @contextmanager
-def set_up(mode: str, screen: Screen, *, keep: bool = False) -> Iterator[Stage]:
-    """Everything up and ready; everything gone afterwards, the folder of logs only after a good end."""
+def set_up(mode: str, screen: Screen) -> Iterator[Stage]:
+    """Everything up and ready; everything gone afterwards. The logs stay where something went wrong."""
     folder = Path(tempfile.mkdtemp(prefix="pgtruth-demo-"))
     screen.say(f"logs and output: {folder}")
-    with ExitStack() as stack:
-        stage = _servers(mode, folder, stack)
-        screen.say(f"PostgreSQL is up{' and Valkey' if stage.redis_url else ', no Redis in this mode'}")
-        _migrate(stage)
-        screen.say("the schema is there (celery -A celery_app pgtruth migrate)")
-        _processes(stage, screen)
-        yield stage
-    if not keep:
-        shutil.rmtree(folder, ignore_errors=True)
+    keep = True
+    try:
+        with ExitStack() as stack:
+            stage = _servers(mode, folder, stack)
+            screen.say(f"PostgreSQL is up{' and Valkey' if stage.redis_url else ', no Redis in this mode'}")
+            _migrate(stage)
+            screen.say("the schema is there (celery -A celery_app pgtruth migrate)")
+            _processes(stage, screen)
+            yield stage
+            keep = stage.keep
+    except KeyboardInterrupt:
+        keep = False
+        raise
+    finally:
+        if keep:
+            screen.say(f"the logs are kept in {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _servers(mode: str, folder: Path, stack: ExitStack) -> Stage:

@@ -13,8 +13,8 @@ import pytest
 
 from celery_app.demo.fleet import Fleet
 from celery_app.demo.payments import Charges
-from celery_app.demo.score import Job, Score, Verdict, judge
-from celery_app.demo.screen import complaints
+from celery_app.demo.score import Job, Score, TaskLine, Verdict, judge
+from celery_app.demo.screen import Screen, complaints
 from celery_app.demo.work import Submitted
 from celery_app.recorder import Runs
 from tests.support import eventually
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def _judge(*jobs: Job, p95: float = 1.0, charges: dict[str, int] | None = None, **started: int) -> Verdict:
     """The verdict on these jobs, all of them handed in, of which ``hopeless`` was meant to fail."""
-    score = Score({job.id: job for job in jobs}, [], {}, (0.5, p95, 9.0), 0)
+    score = Score({job.id: job for job in jobs}, [], {}, (0.5, p95, 9.0), 0, {})
     submitted = Submitted(ids={"a"}, hopeless={"hopeless"})
     return judge(score, Runs(Counter(started), Counter(), Counter(), {}), submitted, Charges(charges or {}, 9))
 
@@ -75,6 +75,23 @@ def test_late_is_a_p95_over_the_objective() -> None:
     verdict = _judge(done, p95=25.1)
     assert verdict.late == 25.1
     assert "LATE" in complaints(verdict)[0]
+
+
+def test_the_final_tables_fit_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = {name: Job(name, "done", 1, 1, 0, 0) for name in "abc"}
+    lines = [TaskLine("tasks.thumbnails.make_thumbnail_of_everything", 1600, 1600, 1000, 0, 123.456)]
+    score = Score(
+        jobs, lines, {"stale_writes": 7}, (1.0, 2.0, 3.0), 0, {"done": 1000, "lease_expired": 10, "failed": 99}
+    )
+    charges = Charges({"order": 1}, 3)
+    runs = Runs(Counter(), Counter(), Counter(), {})
+    verdict = judge(score, runs, Submitted(ids={"lost" * 9}), charges)
+    with Screen() as screen:
+        screen.final("redis", score, runs, charges, verdict)
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "LOST: 1: lostlost" in shown
+    assert "Nothing lost" not in shown
 
 
 def test_the_fleet_ends_its_groups(tmp_path: Path) -> None:
