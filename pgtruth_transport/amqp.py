@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from celery.app.amqp import AMQP as CeleryAMQP
@@ -15,6 +16,10 @@ from .transport_names import is_ours
 
 class AMQP(CeleryAMQP):
     """Celery's message builder; a countdown stays a number of seconds, whatever the producer's clock says."""
+
+    @cached_property
+    def _ours(self) -> bool:
+        return is_ours(self.app.conf)
 
     def as_task_v2(
         self,
@@ -30,7 +35,7 @@ class AMQP(CeleryAMQP):
         *rest: Any,
         **options: Any,
     ) -> Any:
-        ours = is_ours(self.app.conf)
+        ours = self._ours
         if ours and isinstance(eta, datetime):
             eta = maybe_make_aware(eta, self.app.timezone)
         message = super().as_task_v2(

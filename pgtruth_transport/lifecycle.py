@@ -52,9 +52,19 @@ def enqueue_parameters(rows: Sequence[JobRow]) -> dict[str, list[Any]]:
     }
 
 
+_FIELDS = tuple(JobRow.__dataclass_fields__)
+
+
+def _values(row: JobRow) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in _FIELDS}
+
+
 def enqueue(conn: Connection, db: Database, rows: Sequence[JobRow]) -> set[str]:
     """Insert ``rows`` as ``queued``; return the ids that are new (or were open). A known id changes nothing."""
-    cursor = conn.execute(db.sql("job_enqueue"), enqueue_parameters(rows))
+    if len(rows) == 1:
+        cursor = conn.execute(db.sql("job_enqueue_one"), _values(rows[0]))
+    else:
+        cursor = conn.execute(db.sql("job_enqueue"), enqueue_parameters(rows))
     return {row[0] for row in cursor.fetchall()}
 
 
