@@ -16,8 +16,8 @@ Entries are known by their names: apps that share a schema share the entries tha
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 from uuid import NAMESPACE_URL, uuid5
@@ -65,7 +65,7 @@ def tick_of(plan: BaseSchedule, last_run_at: datetime, now: datetime) -> Tick:
         due = now
     due = min(max(due, last_run_at), now)
     if isinstance(plan, crontab):
-        due = due.replace(second=0, microsecond=0)
+        due = (due + timedelta(seconds=30)).replace(second=0, microsecond=0)
     return Tick(due, now)
 
 
@@ -81,6 +81,7 @@ class DatabaseClock:
         self.app = app
         self._read = datetime.now(UTC)
         self._at = time.monotonic()
+        self._stopped: datetime | None = None
 
     def set(self, now: datetime) -> None:
         """What the database has just said."""
@@ -89,8 +90,17 @@ class DatabaseClock:
     def now(self) -> datetime:
         """The database's time, in the app's zone: the ``nowfun`` of every schedule."""
         passed = timedelta(seconds=time.monotonic() - self._at)
-        now: datetime = (self._read + passed).astimezone(self.app.timezone)
+        now: datetime = (self._stopped or self._read + passed).astimezone(self.app.timezone)
         return now
+
+    @contextmanager
+    def stopped(self) -> Iterator[datetime]:
+        """Let the same moment be now as long as the body runs."""
+        self._stopped = self.now().astimezone(UTC)
+        try:
+            yield self._stopped
+        finally:
+            self._stopped = None
 
 
 class PgTruthScheduler(Scheduler):
@@ -176,8 +186,9 @@ class PgTruthScheduler(Scheduler):
             plan.nowfun = self.clock.now
         entry.last_run_at = last_run_at.astimezone(self.app.timezone)
         try:
-            due, wait = self.is_due(entry)
-            tick = tick_of(plan, last_run_at, self.clock.now().astimezone(UTC)) if due else None
+            with self.clock.stopped() as now:
+                due, wait = self.is_due(entry)
+                tick = tick_of(plan, last_run_at, now) if due else None
         except Exception:
             logger.exception("beat: cannot tell when %r is due, trying again in %g s", entry.name, HOLD)
             return self._hold(entry)
