@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from celery import current_app
-from celery.app.trace import fast_trace_task, trace_task_ret
+from celery.app.trace import build_tracer, fast_trace_task, trace_task_ret
 from celery.exceptions import Ignore, Reject, Retry
 
 from .. import attempts
@@ -62,12 +62,27 @@ def _trace(
     content_encoding: str | None,
     extra: Mapping[str, Any],
 ) -> Returned:
+    if name not in _ready:
+        _make_ready(name, request.get("hostname"))
     *lease, retry_count, limit = request.pop(LEASE_KEY)
     attempt = Attempt(Lease._make(lease), _settings(), retry_count, limit)
     with attempts.running(attempt):
         failed, value, runtime = tracer(name, uuid, request, body, content_type, content_encoding, **extra)
         _conclude(attempt, failed, value)
     return failed, value, runtime, attempt.collected()
+
+
+_ready: set[str] = set()  # tasks whose tracer in this process runs a marked body
+
+
+def _make_ready(name: str, hostname: str | None) -> None:
+    """Rebuild a tracer that was built before its task was marked: a pool child starts before the strategies."""
+    app = current_app._get_current_object()
+    task = app.tasks.get(name)
+    if task is not None and not getattr(task, "_pgtruth_marked", False):
+        mark_body(task)
+        task.__trace__ = build_tracer(name, task, app.loader, hostname, app=app)
+    _ready.add(name)
 
 
 def lease_fields(attempt: Attempt) -> tuple[Any, ...]:
