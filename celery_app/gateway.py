@@ -10,10 +10,12 @@ and not only in our own tables. Unless it is started with ``--once-per-key`` it 
     PUT  /tombstones      {"key", "number"}       never act on that call or an earlier one; or say that it has acted
     GET  /acts            everything that it did
     POST /admin/behave    {"behaviours": ["hang", …], "key": "…"}  how to treat the next POSTs (of that key)
+    POST /admin/release   what is held is acted on now
     GET  /admin/requests  how many POSTs arrived, by key
 
 Behaviours: ``ok``; ``hang`` acts and never answers; ``reset`` acts and cuts the line; ``late`` lets the client give up,
-then acts; ``refuse`` does nothing and says so (402); ``error`` does nothing and says 500; ``down`` cuts the line.
+then acts; ``held`` acts when released; ``refuse`` does nothing and says so (402); ``error`` does nothing and says 500;
+``down`` does nothing and cuts the line.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-BEHAVIOURS = ("ok", "hang", "reset", "late", "refuse", "error", "down")
+BEHAVIOURS = ("ok", "hang", "reset", "late", "held", "refuse", "error", "down")
 TABLES = """
 CREATE TABLE IF NOT EXISTS acts (receipt TEXT PRIMARY KEY, key TEXT, number INT, resource TEXT, fence INT, body TEXT,
     at TEXT DEFAULT CURRENT_TIMESTAMP);
@@ -131,6 +133,7 @@ class Gateway(ThreadingHTTPServer):
         self.book = book
         self.patience = patience  # seconds that "hang" holds the line, and at most the seconds that "late" waits
         self.stopping = threading.Event()
+        self.released = threading.Event()
         self.requests: Counter[str] = Counter()
         self._next: defaultdict[str, deque[str]] = defaultdict(deque)
         self._lock = threading.Lock()
@@ -156,6 +159,7 @@ class Gateway(ThreadingHTTPServer):
     def stop(self) -> None:
         """Stop serving and let go of what hangs."""
         self.stopping.set()
+        self.released.set()
         self.shutdown()
         self.server_close()
 
@@ -192,6 +196,9 @@ class Handler(BaseHTTPRequestHandler):
                 return
             self.server.behave(asked["behaviours"], asked.get("key", "*"))
             self._say(Said(200, {}))
+        elif self.path == "/admin/release":
+            self.server.released.set()
+            self._say(Said(200, {}))
         elif self.path == "/acts":
             self._act(asked)
         else:
@@ -212,6 +219,11 @@ class Handler(BaseHTTPRequestHandler):
             case "late":
                 self._until_the_client_gave_up()
                 server.book.act(asked)
+                self._cut()
+            case "held":
+                server.released.wait(server.patience)
+                server.book.act(asked)
+                server.requests["released"] += 1
                 self._cut()
             case "refuse":
                 self._say(Said(402, {"error": "refused"}))

@@ -84,5 +84,9 @@ def _ask(method: str, path: str, body: dict[str, Any] | None = None, query: dict
         headers={"Content-Type": "application/json"},
         method=method,
     )
-    with urllib.request.urlopen(request, timeout=timeout) as answer:
-        return json.load(answer)
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as exc:
+        exc.close()  # the status is all that matters; the error would keep the line open
+        raise

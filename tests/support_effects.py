@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
+import signal
+import sys
 import threading
+import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -16,6 +21,8 @@ from pgtruth_transport.attempts import Attempt
 from pgtruth_transport.effects.kinds import Effect, Kind
 from pgtruth_transport.jobs import Lease
 from pgtruth_transport.settings import Settings
+from pgtruth_transport.testing.processes import ServerProcess, free_port
+from tests.support import ROOT
 
 HOLD = """
 INSERT INTO pgtruth.jobs AS j (id, status, task, queue, owned_by, lease_expires_at, lease_version, claimed_at)
@@ -48,6 +55,48 @@ def let_go(conn: psycopg.Connection[Any], job_id: str) -> None:
 def states(conn: psycopg.Connection[Any]) -> dict[str, str]:
     """Every effect's state."""
     return dict(conn.execute("SELECT key, state FROM pgtruth.effects").fetchall())
+
+
+class GatewayProcess:
+    """``celery_app.gateway`` as a process of its own: what it says it did, and how it is told to misbehave."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._folder, self._arguments = folder, arguments
+        self._process: ServerProcess | None = None
+
+    def start(self) -> GatewayProcess:
+        """Start it, on what it did before."""
+        command = [sys.executable, str(ROOT / "celery_app" / "gateway.py"), "--port", str(self.port)]
+        command += ["--db", str(self._folder / "gateway.sqlite"), *self._arguments]
+        self._process = ServerProcess(command, self._folder / "gateway.log", cwd=self._folder)
+        self._process.wait_until(lambda: "gateway at" in (self._folder / "gateway.log").read_text(), 15)
+        return self
+
+    def stop(self) -> None:
+        """It is down."""
+        if self._process is not None:
+            self._process.end(signal.SIGKILL)
+
+    def behave(self, *behaviours: str, key: str = "*") -> None:
+        """How to treat the next calls."""
+        self.ask("POST", "/admin/behave", {"behaviours": behaviours, "key": key})
+
+    def acts(self, key: str | None = None) -> list[dict[str, Any]]:
+        """What it did, in order."""
+        acts: list[dict[str, Any]] = self.ask("GET", "/acts")
+        return [act for act in acts if key is None or act["key"] == key]
+
+    def calls(self, key: str) -> int:
+        """How often it was asked to act."""
+        return int(self.ask("GET", "/admin/requests").get(key, 0))
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data=data, method=method)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer)
 
 
 @dataclass(slots=True)

@@ -187,8 +187,9 @@ class Ledger:
         if found is not None:
             return EffectState(found[0])
         row = self.read(begun.request.key).row
-        if row is not None and row.token == begun.token and row.state == parameters["state"]:
-            return row.state  # written by an earlier try, whose answer was lost
+        written = (begun.token, parameters["state"], parameters["result"])
+        if row is not None and (row.token, row.state, row.result) == written:
+            return row.state  # by an earlier try, whose answer was lost
         return None
 
     def late(self, begun: Begun, why: str, result: bytes | None) -> None:
