@@ -143,11 +143,13 @@ class LinkListener:
             self._lose(exc)
 
     def _connect(self, patience: float) -> Link | None:
-        """The link, if it can be had within ``patience`` seconds; subscribed to all that is wanted."""
-        if self._opening is None:
-            if not self._wanted() or monotonic() < self._next_try:
-                return None
+        """The link, subscribed to all that is wanted. Whoever begins to open it waits ``patience`` seconds at most."""
+        if self._opening is not None:
+            patience = 0.0
+        elif self._wanted() and monotonic() >= self._next_try:
             self._opening = Opening(self._open, _close, "pgtruth-listen")
+        else:
+            return None
         if not self._opening.wait(patience):
             return None
         opening, self._opening = self._opening, None
