@@ -116,7 +116,7 @@ def _figures(mode: str, score: Score, runs: Runs, charges: Charges) -> Table:
     table = Table(width=WIDTH, show_header=False, title=f"What happened (SIGNAL={mode})", title_justify="left")
     table.add_column(ratio=1)
     table.add_column(ratio=1)
-    table.add_row("jobs by status", f"{statuses} ({HOPELESS} are meant to fail)")
+    table.add_row("jobs by status", f"{statuses} ({HOPELESS} on purpose)")
     table.add_row("attempts by outcome", ", ".join(f"{count} {name}" for name, count in score.outcomes.items()))
     table.add_row("bodies run / jobs", f"{ran} / {len(score.jobs)}")
     table.add_row("recovered: leases that ran out", str(score.recovered))
