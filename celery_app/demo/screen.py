@@ -121,7 +121,7 @@ def _figures(mode: str, score: Score, runs: Runs, charges: Charges) -> Table:
     table.add_row("bodies run / jobs", f"{ran} / {len(score.jobs)}")
     table.add_row("recovered: leases that ran out", str(score.recovered))
     table.add_row("stale writes refused", str(score.counters.get("stale_writes", 0)))
-    table.add_row("duplicate deliveries ignored", str(score.counters.get("wakeups_ignored", 0)))
+    table.add_row("duplicate or empty wake-ups ignored", str(score.counters.get("wakeups_ignored", 0)))
     table.add_row(
         "orders / charges / calls to charge", f"{len(charges.made)} / {sum(charges.made.values())} / {charges.calls}"
     )

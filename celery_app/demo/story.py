@@ -130,7 +130,7 @@ class Story:
         """Let the frozen worker go on: it believes that it still owns its jobs, and hands in their results."""
         os.kill(self.stage.workers[name].pid, signal.SIGCONT)
         self.until("a stale write to be refused", 15, lambda: self._counter("stale_writes") > 0)
-        self.screen.say(f"worker {name} is awake again; its late results were refused")
+        self.screen.say(f"worker {name} is awake again; its late writes were refused")
 
     # looking
 
