@@ -170,10 +170,10 @@ class Transport(virtual.Transport):
         if not woken.queues:
             return
         self._messages_due = self._jobs_due = True
+        if self.loop is not None:
+            self.loop.call_soon(self._fetch_messages)  # before a turn: a revoke counts for what is published after it
         if self.worker is not None:
             self.worker.hungry()
-        if self.loop is not None:
-            self.loop.call_soon(self._fetch_messages)
 
     def _poll(self) -> None:
         if self.listener is not None and not self._deaf:
