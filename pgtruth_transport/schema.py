@@ -200,6 +200,7 @@ def _transport(meta: MetaData) -> None:
         _when("lease_expires_at"),
         Column("redelivered", Boolean, nullable=False, server_default=text("false")),
         Index("messages_fetch", "queue", text("priority DESC"), "id"),
+        Index("messages_expiring", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
         CheckConstraint("priority BETWEEN 0 AND 9", name="messages_priority_check"),
     )
 

@@ -94,7 +94,7 @@ class Waiting:
         try:
             with database.connection() as conn:
                 conn.execute(database.sql("waiter_remove"), {"ids": ids, "waiter": self.name})
-        except Exception:  # noqa: BLE001 - the rows expire by themselves
+        except Exception:
             return
 
     def _listen(self) -> None:

@@ -55,7 +55,7 @@ class Transport(virtual.Transport):
         super().__init__(client, **kwargs)
         self.settings = Settings.make(client_url(client), client.transport_options or {})
         self.runtime = runtime(self.settings)
-        self.entities = Entities(self.runtime.database)
+        self.entities = Entities.of(self.runtime.database)
         self.owner = f"kombu:{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self.patience = float(self.settings.connect_timeout)
         self.worker: Any = None  # the Celery worker that consumes here, if one does
@@ -99,6 +99,7 @@ class Transport(virtual.Transport):
         self.worker = worker
         worker.deliver = self._deliver_job
         worker.request_turn = self._request_turn
+        worker.transient_queues = lambda: list(self._callbacks)
         self.consumers_changed()
 
     # Who consumes what.

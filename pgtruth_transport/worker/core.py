@@ -53,6 +53,7 @@ class Worker:
         self.held: dict[tuple[str, int], Held] = {}
         self.deliver: Callable[[Job], None] | None = None  # set by the transport that consumes
         self.request_turn: Callable[[float], None] | None = None  # ask the loop for a turn in that many seconds
+        self.transient_queues: Callable[[], list[str]] = list  # set by the transport: kept alive by the keeper
         self.draining = False  # shutting down: nothing is claimed, ends are settled at once
         self._ended: deque[Held] = deque()
         self._queues: tuple[str, ...] = ()

@@ -18,6 +18,7 @@ from celery.utils.log import get_logger
 
 from .. import lifecycle, reaper
 from ..db import CONNECTION_ERRORS, Connection, retrying
+from ..transport.entities import Entities
 from .core import Worker
 
 logger = get_logger(__name__)
@@ -65,6 +66,7 @@ class LeaseKeeper:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._conn: Connection | None = None
+        self._touch_at = 0.0
 
     def keep(self) -> None:
         """One look: renew what is due, tell the worker what is lost or has overrun its time limit."""
@@ -73,6 +75,9 @@ class LeaseKeeper:
         for held in [h for h in list(worker.held.values()) if h.deadline is not None and h.deadline <= now]:
             if not held.concluded:
                 worker.timed_out(held)
+        if now >= self._touch_at:
+            self._touch_at = now + 2.0
+            Entities.of(worker.database).touch(self._connection(), worker.transient_queues())
         due = worker.leases_due(now)
         if not due:
             return

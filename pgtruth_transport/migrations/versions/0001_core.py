@@ -229,6 +229,14 @@ def _transport(schema: str) -> None:
         schema=schema,
     )
     op.create_index(
+        "messages_expiring",
+        "messages",
+        ["expires_at"],
+        unique=False,
+        schema=schema,
+        postgresql_where=sa.text("expires_at IS NOT NULL"),
+    )
+    op.create_index(
         "messages_fetch", "messages", ["queue", sa.literal_column("priority DESC"), "id"], unique=False, schema=schema
     )
 
