@@ -18,6 +18,8 @@ WITH given AS (
 ), noted AS (
     INSERT INTO {schema}.attempts (job_id, lease_version, owned_by, claimed_at, outcome, error)
     SELECT id, lease_version, owned_by, claimed_at::timestamptz, outcome, error FROM ended
+    ON CONFLICT (job_id, lease_version) DO UPDATE SET owned_by = EXCLUDED.owned_by, claimed_at = EXCLUDED.claimed_at,
+        ended_at = clock_timestamp(), outcome = EXCLUDED.outcome, error = EXCLUDED.error
 )
 SELECT e.id, e.lease_version, EXISTS (SELECT 1 FROM {schema}.waiters w WHERE w.job_id = e.id) AS waited
 FROM ended e

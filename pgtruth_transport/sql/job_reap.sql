@@ -22,5 +22,7 @@ WITH dead AS MATERIALIZED (
     INSERT INTO {schema}.attempts (job_id, lease_version, owned_by, claimed_at, outcome, error)
     SELECT d.id, d.lease_version, d.owned_by, d.claimed_at, 'lease_expired', 'lease expired'
     FROM queued q JOIN dead d USING (id)
+    ON CONFLICT (job_id, lease_version) DO UPDATE SET owned_by = EXCLUDED.owned_by, claimed_at = EXCLUDED.claimed_at,
+        ended_at = clock_timestamp(), outcome = EXCLUDED.outcome, error = EXCLUDED.error
 )
 SELECT id, queue FROM queued

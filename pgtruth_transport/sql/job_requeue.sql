@@ -26,5 +26,7 @@ WITH given AS (
 ), noted AS (
     INSERT INTO {schema}.attempts (job_id, lease_version, owned_by, claimed_at, outcome, error)
     SELECT id, lease_version, owned_by, claimed_at::timestamptz, outcome, error FROM queued
+    ON CONFLICT (job_id, lease_version) DO UPDATE SET owned_by = EXCLUDED.owned_by, claimed_at = EXCLUDED.claimed_at,
+        ended_at = clock_timestamp(), outcome = EXCLUDED.outcome, error = EXCLUDED.error
 )
 SELECT id, lease_version, queue FROM queued
