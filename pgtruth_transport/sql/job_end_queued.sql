@@ -3,7 +3,7 @@
 -- Index: jobs_pkey.
 UPDATE {schema}.jobs j
 SET status = 'failed', celery_state = g.celery_state, meta = g.meta, error = g.error, result = NULL,
-    updated_at = clock_timestamp()
+    updated_at = clock_timestamp(), run_at = CASE WHEN j.run_at = 'infinity' THEN clock_timestamp() ELSE j.run_at END
 FROM unnest(%(ids)s::text[], %(states)s::text[], %(metas)s::bytea[], %(errors)s::text[])
     AS g(id, celery_state, meta, error)
 WHERE j.id = g.id AND j.status IN ('queued', 'enqueue_failed')
