@@ -116,8 +116,15 @@ def test_the_claim_raises_the_lease_version() -> None:
 
 def test_jobs_are_born_queued_or_as_a_known_end() -> None:
     born = {name for name in sql.names() if re.search(r"INSERT INTO \{schema\}\.jobs\b", text_of(name))}
-    assert born == {"job_enqueue", "job_store"}
-    assert re.search(r"SELECT g\.id, 'queued',", text_of("job_enqueue"))
+    assert born == {"job_enqueue", "job_enqueue_one", "job_store"}
+    assert "SELECT g.id, 'queued', " in text_of("job_enqueue")
+    assert "VALUES ( %(id)s, 'queued', " in text_of("job_enqueue_one")
+
+
+def test_one_job_and_many_are_enqueued_alike() -> None:
+    one, many = text_of("job_enqueue_one"), text_of("job_enqueue")
+    assert one[one.index("ON CONFLICT") :] == many[many.index("ON CONFLICT") :]
+    assert one[: one.index("VALUES")] == many[: many.index("SELECT")]
 
 
 def test_jobs_are_deleted_once_they_have_ended() -> None:
