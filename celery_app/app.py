@@ -6,9 +6,9 @@ import os
 
 from celery import Celery
 
+import pgtruth_transport
 from celery_app import recorder, schedule
 from celery_app.settings import AppSettings
-from pgtruth_transport.install import install
 
 
 def make_app(settings: AppSettings) -> Celery:
@@ -16,7 +16,7 @@ def make_app(settings: AppSettings) -> Celery:
     app = Celery("celery_app", set_as_current=False)
     app.conf.update(settings.celery())
     app.conf.beat_schedule = schedule.entries(settings)
-    install(app)
+    pgtruth_transport.install(app)
     return app
 
 

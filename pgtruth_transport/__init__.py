@@ -14,7 +14,7 @@ from kombu.transport import TRANSPORT_ALIASES
 
 if TYPE_CHECKING:
     from . import effects
-    from .install import install
+    from .installing import install
     from .task import TruthTask
     from .transactions import in_transaction
 
@@ -24,7 +24,7 @@ __version__ = "0.1.0"
 SCHEMES = ("pgtruth", "pgtruth+postgresql")
 _LAZY = {
     "TruthTask": "task",
-    "install": "install",
+    "install": "installing",
     "in_transaction": "transactions",
 }
 

@@ -1,5 +1,5 @@
 -- Called by: lifecycle.reap, by the sweep: jobs whose lease has run out and whose retry budget is not spent.
--- Locks: at most the batch, skipping what others hold. Claimable at once: the 25 seconds have no back-off to spare.
+-- Locks: at most the batch, skipping what others hold. run_at stays: no back-off, and ahead of a younger backlog.
 -- Index: jobs_processing (the held jobs only).
 WITH dead AS MATERIALIZED (
     SELECT id, lease_version, owned_by, claimed_at
@@ -12,7 +12,7 @@ WITH dead AS MATERIALIZED (
 ), queued AS (
     UPDATE {schema}.jobs j
     SET status = 'queued', lease_version = j.lease_version + 1, retry_count = j.retry_count + 1, result = NULL,
-        owned_by = NULL, claimed_at = NULL, lease_expires_at = NULL, run_at = clock_timestamp(),
+        owned_by = NULL, claimed_at = NULL, lease_expires_at = NULL,
         celery_state = NULL, meta = NULL, unknown_since = NULL,
         error = 'lease expired: the worker ' || j.owned_by || ' stopped renewing it', updated_at = clock_timestamp()
     FROM dead d

@@ -174,7 +174,7 @@ class Transport(virtual.Transport):
         if self.loop is not None:
             self.loop.call_soon(self._fetch_messages)  # before a turn: a revoke counts for what is published after it
         if self.worker is not None:
-            self.worker.hungry()
+            self.worker.hungry(woken=not woken.queues.isdisjoint(self.worker.queues))
 
     def _poll(self) -> None:
         if self.listener is not None and not self._deaf:

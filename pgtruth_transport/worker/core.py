@@ -11,6 +11,7 @@ Threads: Celery's loop calls :meth:`Worker.turn`; pool threads call :meth:`Worke
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 import uuid
@@ -21,7 +22,7 @@ from typing import Any
 from celery.exceptions import Reject, WorkerLostError
 from celery.utils.log import get_logger
 
-from .. import attempts, lifecycle
+from .. import attempts, counters, lifecycle
 from ..attempts import Attempt
 from ..db import Database
 from ..jobs import Job, Lease, Requeue, readable
@@ -40,12 +41,12 @@ SETTLE_WAIT = 0.01
 class Worker:
     """What one Celery worker process holds and does."""
 
-    def __init__(self, app: Any, consumer: Any, settings: Settings, database: Database, signal: Signal) -> None:
+    def __init__(self, app: Any, consumer: Any, settings: Settings, database: Database, wake_up: Signal) -> None:
         self.app = app
         self.consumer = consumer
         self.settings = settings
         self.database = database
-        self.signal = signal
+        self.signal = wake_up
         # unique per process start: a restarted worker of the same name never inherits its predecessor's leases
         self.owner = f"{consumer.hostname}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self.settler = Settler(self)
@@ -56,8 +57,9 @@ class Worker:
         self.transient_queues: Callable[[], list[str]] = list  # set by the transport: kept alive by the keeper
         self.draining = False  # shutting down: nothing is claimed, ends are settled at once
         self._ended: deque[Held] = deque()
-        self._queues: tuple[str, ...] = ()
+        self.queues: tuple[str, ...] = ()
         self._rotation = 0
+        self._woken = False  # by a signal, and has not looked since
         self._hungry = True  # the last claim filled every slot, or something has changed since
         self._lock = threading.RLock()
         self._knowledge: tuple[Any, ...] = ([], [], [], [])
@@ -67,7 +69,7 @@ class Worker:
 
     def consume(self, queues: Iterable[str]) -> None:
         """The task queues to claim from, from now on."""
-        self._queues = tuple(dict.fromkeys(queues))
+        self.queues = tuple(dict.fromkeys(queues))
         self.hungry()
 
     def learn_tasks(self) -> None:
@@ -84,9 +86,10 @@ class Worker:
                 limits.append(own)
         self._knowledge = early, started, limit_tasks, limits
 
-    def hungry(self) -> None:
-        """Something may be claimable: a signal came, the poll is due, a queue was added."""
+    def hungry(self, *, woken: bool = False) -> None:
+        """Something may be claimable: a signal came (``woken``), the poll is due, a queue was added."""
         self._hungry = True
+        self._woken = self._woken or woken
         if self.request_turn is not None and not self.draining and self._free() > 0:
             self.request_turn(0)
 
@@ -111,14 +114,14 @@ class Worker:
 
     def wanted(self) -> int:
         """How many jobs the next turn should claim."""
-        if self.draining or not self._hungry or not self._queues or self.deliver is None:
+        if self.draining or not self._hungry or not self.queues or self.deliver is None:
             return 0
         return max(0, self._free())
 
     def search(self) -> lifecycle.Search:
         """Priority 9 first over all queues; within a priority the queues take turns."""
-        queues = self._queues[self._rotation :] + self._queues[: self._rotation]
-        self._rotation = (self._rotation + 1) % max(1, len(self._queues))
+        queues = self.queues[self._rotation :] + self.queues[: self._rotation]
+        self._rotation = (self._rotation + 1) % max(1, len(self.queues))
         pairs = [(queue, priority) for priority in range(9, -1, -1) for queue in queues]
         return lifecycle.Search([q for q, _ in pairs], [p for _, p in pairs], *self._knowledge)
 
@@ -138,6 +141,9 @@ class Worker:
             self._forget(batch)
             if want:
                 self._hungry = len(jobs) >= want
+                if self._woken and not jobs:
+                    self.settler.count(counters.WAKEUPS_IGNORED)
+                self._woken = False
             if not self.held and not jobs:
                 self.pace.idle()
             taken = [self._take(job) for job in jobs]
@@ -165,7 +171,7 @@ class Worker:
 
     def _hand_over(self, held: Held) -> None:
         if held.job.task not in self.consumer.strategies:
-            self.settler.count("unknown_tasks")
+            self.settler.count(counters.UNKNOWN_TASKS)
             delay = min(30.0, 1.0 + held.job.lease_version / 2)
             error = f"no worker that took this job knows the task {held.job.task!r}"
             logger.warning("%s[%s]: task unknown to this worker, left for another", held.job.task, held.job.id)
@@ -304,15 +310,12 @@ class Worker:
             return [h for h in self.held.values() if not h.concluded and not h.lost and h.renew_at <= now]
 
     def lost(self, held: Held) -> None:
-        """The authority is gone: stop the body where the pool can, and forget what it leaves."""
+        """The authority is gone: stop the body where the pool can. What it still leaves is refused, and counted."""
         held.lost = True
         logger.warning("lost the lease of %s[%s]: its result will be refused", held.job.task, held.job.id)
         request = held.request
         if request is not None and self.enforces_limits() and request.worker_pid:
-            request._already_cancelled = True  # its end is not a failure of the task
-            self.consumer.call_soon(self.consumer.pool.terminate_job, request.worker_pid, "SIGKILL")
-        held.attempt.ask_requeue(Requeue(Outcome.RELEASED))
-        self.conclude(held)
+            self.consumer.call_soon(self.consumer.pool.terminate_job, request.worker_pid, signal.SIGKILL)
 
     def release(self, held: Held) -> None:
         """Give a job back that did not run to its end here; it costs no retry."""

@@ -105,6 +105,11 @@ class LeaseKeeper:
             conn.close()
 
 
+def _sweep(worker: Worker) -> None:
+    worker.settler.flush_counts()
+    reaper.sweep_if_due(worker.app, worker.database, worker.signal, worker.owner)
+
+
 def start(worker: Worker) -> list[Duty]:
     """Start the keeper and the duties of ``worker``."""
     interval = worker.settings.reap_interval
@@ -114,7 +119,7 @@ def start(worker: Worker) -> list[Duty]:
         Duty(
             "pgtruth sweep",
             lambda: interval * random.uniform(0.5, 1.0) / 2,
-            lambda: reaper.sweep_if_due(worker.app, worker.database, worker.signal, worker.owner),
+            lambda: _sweep(worker),
         ),
     ]
     for thread in threads:

@@ -127,9 +127,8 @@ class Settler:
         for held in batch:
             if held.key in ended.leases or held.key in back or held.attempt.settled:
                 continue
-            if not held.lost:
-                logger.info("%s[%s]: stale, another attempt has the job now", held.job.task, held.job.id)
-                self.count("stale_writes")
+            logger.info("%s[%s]: stale, its end was refused", held.job.task, held.job.id)
+            self.count(counters.STALE_WRITES)
         waited = [*ended.waited, *follow.waited]
         if waited:
             self._worker.signal.announce(waited)
@@ -138,7 +137,7 @@ class Settler:
             self._worker.hungry()
         if back:
             self._wake_requeued(batch, back)
-        if self._counts:
+        if self._counts.get(counters.STALE_WRITES):
             self.flush_counts()
 
     def _wake_requeued(self, batch: Sequence[Held], back: dict[tuple[str, int], str]) -> None:
@@ -154,12 +153,15 @@ class Settler:
             self._worker.hungry()
 
     def count(self, name: str, by: int = 1) -> None:
-        """Count something that leaves no row behind; written with the next settle."""
+        """Count something that leaves no row behind; written by the next sweep of this worker."""
         self._counts[name] = self._counts.get(name, 0) + by
 
     def flush_counts(self) -> None:
+        """Write what was counted; from any thread."""
         counts, self._counts = self._counts, {}
-        counters.add(self._connection(), self._db, counts)
+        if counts:
+            with self._db.connection() as conn:
+                counters.add(conn, self._db, counts)
 
     def _connection(self) -> psycopg.Connection[Any]:
         if self._conn is None or self._conn.closed:

@@ -58,6 +58,7 @@ class PgTruthStep(bootsteps.StartStopStep):
         except SchemaError as exc:
             logger.critical("%s", exc)
             raise WorkerShutdown(EX_CONFIG) from None
+        worker.settler.close()  # after a lost connection: begin with a fresh one
         worker.learn_tasks()
         c.connection.transport.attach(worker)
         if not self.duties:
@@ -79,6 +80,10 @@ class PgTruthStep(bootsteps.StartStopStep):
         for duty in self.duties:
             duty.stop()
         self._release(worker, [held for held in list(worker.held.values()) if not held.concluded])
+        try:
+            worker.settler.flush_counts()
+        except CONNECTION_ERRORS:
+            logger.info("this worker's last counts are lost: the database is out of reach")
         worker.settler.close()
 
     def _release(self, worker: Worker, held: list[Held]) -> None:
