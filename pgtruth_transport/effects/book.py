@@ -1,4 +1,4 @@
-"""The ledger as people, metrics and beat read it. Nothing here begins or calls an effect."""
+"""The ledger as people and beat read it. Nothing here begins or calls an effect."""
 
 from __future__ import annotations
 
@@ -49,16 +49,6 @@ class Move:
     fence: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
-    """How many effects of one kind are open in one state, and for how many seconds the oldest has been."""
-
-    kind: str
-    state: str
-    number: int
-    oldest: float
-
-
 def listed(
     database: Database, states: Sequence[EffectState], *, kind: str | None = None, limit: int = 100
 ) -> list[Listed]:
@@ -72,12 +62,6 @@ def history(database: Database, key: str) -> list[Move]:
     """Everything that happened to one effect, the first first."""
     with database.connection() as conn, conn.cursor(row_factory=class_row(Move)) as cursor:
         return cursor.execute(database.sql("effect_show"), {"key": key}).fetchall()
-
-
-def stats(database: Database) -> list[Open]:
-    """Open effects by kind and state, for metrics."""
-    with database.connection() as conn, conn.cursor(row_factory=class_row(Open)) as cursor:
-        return cursor.execute(database.sql("effect_stats")).fetchall()
 
 
 def lapse_due(database: Database, who: str, limit: int) -> list[str]:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from celery import Celery
 from celery.exceptions import Ignore
+from click.testing import CliRunner
 from psycopg.conninfo import conninfo_to_dict
 
 from pgtruth_transport import attempts, effects
 from pgtruth_transport.attempts import Attempt
 from pgtruth_transport.db import Database
-from pgtruth_transport.effects import book, codec, flow, ledger, reconciling
+from pgtruth_transport.effects import book, codec, commands, flow, kinds, ledger, reconciling
 from pgtruth_transport.effects.kinds import Effect, Kind
 from pgtruth_transport.effects.states import MOVES, EffectState
 from pgtruth_transport.settings import Settings
@@ -663,8 +668,6 @@ def test_beat_finds_dead_attempts_and_asks_what_is_due(conn: psycopg.Connection[
         unknown(conn, settings, kind, key, {"n": 1})
     undeclared = effects.declare("tests.gone", fields=("n",))
     unknown(conn, settings, undeclared, "of another app", {"n": 1})
-    from pgtruth_transport.effects import kinds
-
     del kinds._declared["tests.gone"]
     dead = hold(conn, settings, "dead")
     assert ledger.Ledger(Database.of(settings), dead, owner="t").begin(kind.request("lapsed", {"n": 1}))
@@ -680,8 +683,6 @@ def test_beat_finds_dead_attempts_and_asks_what_is_due(conn: psycopg.Connection[
     assert [move.to_state for move in moves] == ["started", "unknown", "applied"]
     assert all("beat" in move.who for move in moves[1:])
     assert reconciling.reconcile_due(settings) == effects.Reconciled()
-    counts = {(row.kind, row.state): row.number for row in book.stats(Database.of(settings))}
-    assert counts == {("tests.beat", "unknown"): 1, ("tests.gone", "unknown"): 1}
 
 
 def test_each_due_effect_is_given_to_one_asker(conn: psycopg.Connection[Any], settings: Settings) -> None:
@@ -788,10 +789,89 @@ def test_hot_statements_use_their_indexes(conn: psycopg.Connection[Any], setting
     for analysed in (False, True):
         if analysed:
             conn.execute("ANALYZE pgtruth.effects")
-        for name in (*names, "effect_due", "effect_blockers", "effect_note", "effect_stats"):
+        for name in (*names, "effect_due", "effect_blockers", "effect_note"):
             statement = b"EXPLAIN " + Database.of(settings).sql(name)
             plan = "\n".join(row[0] for row in conn.execute(statement, given).fetchall())
             assert "Seq Scan on effects" not in plan, f"{name}:\n{plan}"
+
+
+# The command line, and the how-to.
+
+
+@pytest.fixture
+def cli(database_url: str) -> Iterator[Callable[..., str]]:
+    """Run ``celery -A app pgtruth effects …`` in this process."""
+    app = Celery("tests", broker=database_url, set_as_current=False)
+
+    def run(*arguments: str, code: int = 0) -> str:
+        done = CliRunner().invoke(commands.effects, arguments, obj=SimpleNamespace(app=app))
+        assert done.exit_code == code, done.output
+        return done.output
+
+    yield run
+    app.close()
+
+
+def test_the_command_line_lists_asks_and_decides(
+    conn: psycopg.Connection[Any], settings: Settings, cli: Callable[..., str]
+) -> None:
+    answers: list[Any] = [effects.STILL_UNKNOWN, effects.NO_EFFECT, effects.Applied({"r": 1})]
+    kind = effects.declare("tests.cli", fields=("n",), reconcile=lambda effect: answers.pop(0), in_flight=0)
+    assert "0 effect(s), unknown" in cli("list")
+    attempt_at(kind, hold(conn, settings, "job"), "[bold]fine", {"n": 1}, lambda effect: 1)
+    for key in ("a", "b", "c"):
+        unknown(conn, settings, kind, key, {"n": 1})
+    assert [json.loads(line)["key"] for line in cli("list", "--json").splitlines()] == ["a", "b", "c"]
+    assert "[bold]fine" in cli("list", "--all")
+    assert "[bold]fine" not in cli("list", "--state", "unknown", "--kind", "tests.cli")
+    assert "2 effect(s), unknown, more may exist" in cli("list", "--limit", "2")
+    assert "a: still unknown" in cli("reconcile", "a", "--who", "ann", code=1)
+    assert "a: no effect" in cli("reconcile", "a", "--who", "ann")
+    assert "b: applied" in cli("reconcile", "b")
+    assert "is not unknown" in cli("reconcile", "b", code=1)
+    assert "or say --due" in cli("reconcile", code=2)
+    assert "lapsed: 0, applied: 0, no effect: 0, still unknown: 0" in cli("reconcile", "--due")
+    assert "not JSON" in cli("resolve", "c", "applied", "--why", "x", "--result", "{", code=2)
+    assert "'applied' only" in cli("resolve", "c", "no_effect", "--why", "x", "--result", "1", code=2)
+    assert "say why" in cli("resolve", "c", "applied", "--why", "", code=1)
+    assert "decided by bob" in cli("resolve", "c", "applied", "--why", "rang", "--who", "bob", "--result", '{"r": 2}')
+    shown = json.loads(cli("show", "c", "--json"))
+    assert shown["result"] == {"r": 2}
+    assert shown["fields"] == {"n": 1}
+    assert [(move["to_state"], move["who"]) for move in shown["history"]][-1] == ("applied", "bob")
+    assert "asked by hand" in cli("show", "a")
+    assert "ann" in cli("show", "a")
+    assert "there is no effect" in cli("show", "nothing", code=1)
+    assert "0 effect(s) deleted" in cli("prune", "--older-than", "30", "--yes")
+
+
+def test_the_how_to_runs(settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Python blocks, in order, with a gateway that does what it is asked."""
+    monkeypatch.setattr(kinds, "_declared", {})
+    done: dict[str, Any] = {}
+
+    def act(order_id: str, cents: int, idempotency_key: str) -> dict[str, Any]:
+        return {"declined": True} if order_id == "declined" else done.setdefault(idempotency_key, {"id": order_id})
+
+    def tell(payload: Any, resource: str, fence: int) -> str:
+        return f"{resource} {fence}"
+
+    gateway = SimpleNamespace(charge=act, tell=tell, find=lambda key, **_: done.get(key))
+    text = (ROOT / "docs/how-to/effects.md").read_text()
+    app = Celery("tests", broker=database_url)
+    names: dict[str, Any] = {"gateway": gateway}
+    try:
+        for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+            exec(compile(block, "effects.md", "exec"), names)
+            app.set_current()
+        assert names["pay"]("7", 100) == names["pay"]("7", 100) == "7"
+        assert "pgtruth.reconcile" in names["app"].conf.beat_schedule
+        rows = book.listed(Database.of(settings), list(EffectState))
+        assert {row.key: row.state for row in rows} == {
+            "charge:declined": "no_effect", "shipping:7:sent": "applied", "charge:7": "applied",
+        }  # fmt: skip
+    finally:
+        app.close()
 
 
 def test_codec_keeps_what_postgres_cannot() -> None:
@@ -801,8 +881,6 @@ def test_codec_keeps_what_postgres_cannot() -> None:
 
 
 def test_here_is_the_apps_database_outside_a_task(settings: Settings, database_url: str) -> None:
-    from celery import Celery
-
     app = Celery("tests", broker=database_url, set_as_current=True)
     try:
         assert flow.here()._db.settings.conninfo == settings.conninfo
