@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pgtruth_transport import sql
 
-WORD = re.compile(r"'(?:[^']|'')*'|[A-Za-z_][\w.]*|\S")
+WORD = re.compile(r"'(?:[^']|'')*'|[A-Za-z_][\w.]*|\|\||\S")
 LITERAL = re.compile(r"'(\w+)'")
 
 
@@ -47,6 +47,7 @@ class Write:
 
     def _statuses(self, alias: str) -> frozenset[str]:
         name = rf"(?<![\w.]){alias}\.status" if alias else r"(?<![\w.])status"
+        name += r"(?: \|\| '')?"  # says the same, but keeps the planner from partial indexes
         found = re.findall(rf"{name} = ('\w+')", self.where) + re.findall(rf"{name} IN (\([^)]*\))", self.where)
         return frozenset(word for text in found for word in LITERAL.findall(text))
 

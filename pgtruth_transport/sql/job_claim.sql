@@ -1,6 +1,6 @@
 -- Called by: lifecycle.claim, once per turn of a worker's loop. queues[] and priorities[] are parallel, in search order.
 -- Locks: the claimed rows only, one by one (the LIMIT stops the nested loop), skipping what others hold.
--- Index: jobs_claim, one range per (queue, priority) bounded by run_at: neither a backlog nor far ETAs are walked.
+-- Index: jobs_claim, one range per (queue, priority) bounded by run_at (no backlog, no far ETAs); jobs_pkey (|| '', see job_finish).
 WITH picked AS MATERIALIZED (
     SELECT c.id
     FROM unnest(%(queues)s::text[], %(priorities)s::smallint[]) AS s(queue, priority)
@@ -26,7 +26,7 @@ WITH picked AS MATERIALIZED (
         celery_state = CASE WHEN j.task = ANY(%(started)s::text[]) THEN 'STARTED' ELSE j.celery_state END,
         meta = CASE WHEN j.task = ANY(%(started)s::text[]) THEN NULL ELSE j.meta END
     FROM picked
-    WHERE j.id = picked.id AND j.status = 'queued'
+    WHERE j.id = picked.id AND j.status || '' = 'queued'
     RETURNING j.id, j.task, j.queue, j.priority, j.run_at, j.lease_version, j.retry_count, j.max_retries,
         j.at_most_once, j.claimed_at::text AS claimed_at, j.headers, j.properties, j.body
 )

@@ -1,6 +1,6 @@
 -- Called by: lifecycle.delete_old, by the sweep: ended jobs that are past their keeping time, with their attempts.
 -- Locks: at most the batch, skipping what others hold.
--- Index: jobs_ended, oldest first; attempts_pkey.
+-- Index: jobs_ended, oldest first; jobs_pkey (|| '', see job_finish); attempts_pkey.
 WITH old AS MATERIALIZED (
     SELECT id FROM {schema}.jobs
     WHERE status IN ('done', 'failed') AND status = %(status)s
@@ -9,7 +9,9 @@ WITH old AS MATERIALIZED (
     LIMIT %(count)s
     FOR UPDATE SKIP LOCKED
 ), gone AS (
-    DELETE FROM {schema}.jobs j USING old WHERE j.id = old.id AND j.status IN ('done', 'failed') RETURNING j.id
+    DELETE FROM {schema}.jobs j
+    WHERE j.id = ANY(ARRAY(SELECT id FROM old)) AND j.status || '' IN ('done', 'failed')
+    RETURNING j.id
 ), notes AS (
     DELETE FROM {schema}.attempts WHERE job_id = ANY(ARRAY(SELECT id FROM gone))
 )

@@ -1,6 +1,6 @@
 -- Called by: lifecycle.finish, once per turn of a worker's loop, and by the sweep on behalf of a dead holder.
 -- Locks: the named rows, only while the attempt still holds them; what follows from the end commits with it.
--- Index: jobs_pkey; waiters_pkey to learn whether somebody waits for the result.
+-- Index: jobs_pkey; || '' hides the partial indexes, which look empty to the planner and are read as a whole while its statistics are old.
 WITH given AS (
     SELECT * FROM unnest(
         %(ids)s::text[], %(versions)s::bigint[], %(owners)s::text[], %(claimed_ats)s::text[], %(statuses)s::text[],
@@ -12,7 +12,7 @@ WITH given AS (
         error = COALESCE(g.error, j.error), updated_at = clock_timestamp(),
         owned_by = NULL, claimed_at = NULL, lease_expires_at = NULL
     FROM given g
-    WHERE j.id = g.id AND j.status = 'processing' AND j.lease_version = g.lease_version AND j.owned_by = g.owned_by
+    WHERE j.id = g.id AND j.status || '' = 'processing' AND j.lease_version = g.lease_version AND j.owned_by = g.owned_by
         AND g.status IN ('done', 'failed')
     RETURNING j.id, g.lease_version, g.owned_by, g.claimed_at, g.outcome, g.error
 ), noted AS (

@@ -16,6 +16,6 @@ WITH gone AS MATERIALIZED (
 UPDATE {schema}.jobs j
 SET status = 'failed', celery_state = 'REVOKED', error = 'purged', result = NULL, meta = NULL,
     updated_at = clock_timestamp()
-FROM (SELECT id FROM gone UNION ALL SELECT id FROM parked) g
-WHERE j.id = g.id AND j.status IN ('queued', 'enqueue_failed')
+WHERE j.id = ANY(ARRAY(SELECT id FROM gone UNION ALL SELECT id FROM parked))
+    AND j.status IN ('queued', 'enqueue_failed')
 RETURNING j.id

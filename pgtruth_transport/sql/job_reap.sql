@@ -1,6 +1,6 @@
 -- Called by: lifecycle.reap, by the sweep: jobs whose lease has run out and whose retry budget is not spent.
 -- Locks: at most the batch, skipping what others hold. run_at stays: no back-off, and ahead of a younger backlog.
--- Index: jobs_processing (the held jobs only).
+-- Index: jobs_processing (the held jobs only); jobs_pkey (|| '', see job_finish).
 WITH dead AS MATERIALIZED (
     SELECT id, lease_version, owned_by, claimed_at
     FROM {schema}.jobs
@@ -16,7 +16,7 @@ WITH dead AS MATERIALIZED (
         celery_state = NULL, meta = NULL, unknown_since = NULL,
         error = 'lease expired: the worker ' || j.owned_by || ' stopped renewing it', updated_at = clock_timestamp()
     FROM dead d
-    WHERE j.id = d.id AND j.status = 'processing' AND j.lease_version = d.lease_version
+    WHERE j.id = d.id AND j.status || '' = 'processing' AND j.lease_version = d.lease_version
     RETURNING j.id, j.queue
 ), noted AS (
     INSERT INTO {schema}.attempts (job_id, lease_version, owned_by, claimed_at, outcome, error)

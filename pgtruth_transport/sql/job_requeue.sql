@@ -1,6 +1,6 @@
 -- Called by: lifecycle.requeue, for a holder's retries and releases, once per turn of a worker's loop.
 -- Locks: the named rows, only while the attempt still holds them. A null column of the input keeps what the row has.
--- Index: jobs_pkey.
+-- Index: jobs_pkey (|| '', see job_finish).
 WITH given AS (
     SELECT * FROM unnest(
         %(ids)s::text[], %(versions)s::bigint[], %(owners)s::text[], %(claimed_ats)s::text[], %(outcomes)s::text[],
@@ -21,7 +21,7 @@ WITH given AS (
         priority = COALESCE(g.priority, j.priority), headers = COALESCE(g.headers, j.headers),
         properties = COALESCE(g.properties, j.properties), body = COALESCE(g.body, j.body)
     FROM given g
-    WHERE j.id = g.id AND j.status = 'processing' AND j.lease_version = g.lease_version AND j.owned_by = g.owned_by
+    WHERE j.id = g.id AND j.status || '' = 'processing' AND j.lease_version = g.lease_version AND j.owned_by = g.owned_by
     RETURNING j.id, g.lease_version, j.queue, g.owned_by, g.claimed_at, g.outcome, g.error
 ), noted AS (
     INSERT INTO {schema}.attempts (job_id, lease_version, owned_by, claimed_at, outcome, error)

@@ -329,18 +329,17 @@ def test_processing_to_queued_by_replace_is_open(conn: Connection, db: Database)
 
 def test_processing_to_queued_by_reap(conn: Connection, db: Database) -> None:
     held(conn, db)
-    claimed_at = read(conn)["claimed_at"]
+    before = read(conn)
     assert lifecycle.reap(conn, db, 10) == []
     let_lease_run_out(conn, "a")
-    before = clock(conn)
     assert lifecycle.reap(conn, db, 10) == [("a", "celery")]
     row = read(conn)
     shows(row, status="queued", lease_version=2, retry_count=1, result=None)
     shows_no_owner(row)
     assert "w1" in row["error"]
-    assert before <= row["run_at"] <= clock(conn)  # claimable at once
+    assert row["run_at"] == before["run_at"]  # claimable at once, and ahead of a younger backlog
     (attempt,) = attempts_of(conn)
-    shows(attempt, lease_version=1, owned_by="w1", claimed_at=claimed_at, outcome="lease_expired")
+    shows(attempt, lease_version=1, owned_by="w1", claimed_at=before["claimed_at"], outcome="lease_expired")
     (job,) = claim(conn, db, "w2")
     assert (job.lease_version, job.retry_count) == (3, 1)
 
@@ -660,7 +659,6 @@ def test_times_do_not_stand_still_in_a_long_transaction(conn: Connection, db: Da
         (job,) = claim(conn, db)
         let_lease_run_out(conn, "a")
         assert len(lifecycle.reap(conn, db, 10)) == 1
-        assert read(conn)["run_at"] > row["claimed_at"]
         (job,) = claim(conn, db)
         assert finish(conn, db, lease_of(job, "w1"))
         assert [a["ended_at"] > began for a in attempts_of(conn)] == [True, True, True]
