@@ -17,7 +17,7 @@ from celery.exceptions import TimeLimitExceeded
 from celery.utils.imports import symbol_by_name
 from celery.utils.log import get_logger
 from celery.worker.request import create_request_cls
-from celery.worker.state import task_reserved
+from celery.worker.state import task_ready, task_reserved
 from celery.worker.strategy import hybrid_to_proto2, proto1_to_proto2
 
 from .. import attempts
@@ -63,6 +63,9 @@ def request_class(worker: Worker, task: Any, consumer: Any) -> type[Any]:
                 worker.conclude(self.held)
 
         def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
+            exc = getattr(exc_info.exception, "exc", exc_info.exception)
+            if isinstance(exc, TimeLimitExceeded) and self._retry_time_out(exc):
+                return
             with self._closing():
                 super().on_failure(exc_info, send_failed_event, return_ok)
                 worker.failed(self.held, exc_info)
@@ -70,13 +73,18 @@ def request_class(worker: Worker, task: Any, consumer: Any) -> type[Any]:
         def on_timeout(self, soft: bool, timeout: float) -> None:
             if soft:
                 super().on_timeout(soft, timeout)
-                return
-            with self._closing():
-                if worker.retries_time_outs(self.held):
-                    logger.error("Hard time limit (%ss) exceeded for %s[%s], retrying", timeout, self.name, self.id)
-                    worker.count_failure(self.held, TimeLimitExceeded(timeout))
-                else:
+            elif not self._retry_time_out(TimeLimitExceeded(timeout)):
+                with self._closing():
                     super().on_timeout(soft, timeout)
+
+        def _retry_time_out(self, exc: TimeLimitExceeded) -> bool:
+            """Count a hard time limit as a failure to be retried, where that is the policy and the budget lasts."""
+            if self.held.concluded or not worker.retries_time_outs(self.held):
+                return False
+            task_ready(self)
+            logger.error("Hard time limit exceeded for %s[%s], retrying", self.name, self.id)
+            worker.count_failure(self.held, exc)
+            return True
 
         def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
             with self._closing():
