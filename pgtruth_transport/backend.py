@@ -15,6 +15,7 @@ from celery import states
 from celery.backends.base import BaseBackend
 from celery.exceptions import ImproperlyConfigured, TaskRevokedError, TimeoutError
 from celery.result import GroupResult, result_from_tuple
+from celery.utils.functional import _regen
 from kombu.utils.encoding import ensure_bytes
 
 from . import attempts, chords, lifecycle, publish
@@ -215,6 +216,8 @@ class PgTruthBackend(BaseBackend):
                         pending.pop(task_id, None)
                         if meta["status"] == states.SUCCESS:
                             self._cache[task_id] = meta
+                        elif on_interval is not None:
+                            on_interval()  # if a parent's failure is the reason, that one is raised
                         yield task_id, meta
                 if not pending:
                     return
@@ -273,8 +276,8 @@ class PgTruthBackend(BaseBackend):
             chords.extend(conn, database, chord_id)
 
     def apply_chord(self, header_result_args: Any, body: Any, **kwargs: Any) -> None:
-        if not isinstance(header_result_args[1], list | tuple):
-            return  # a lazy header of simple tasks
+        if isinstance(header_result_args[1], _regen):
+            return  # a lazy header of simple tasks: it is not to be unrolled before it is sent
         header = self.app.GroupResult(*header_result_args)
         if any(isinstance(child, GroupResult) for child in header.results):
             self._save_group(header.id, header)  # the shape of its results
@@ -285,7 +288,8 @@ class PgTruthBackend(BaseBackend):
         encoded = ensure_bytes(self.encode(self.encode_result(result, state)))
         position = None if request.group_index is None else float(request.group_index)
         body = request.chord or getattr(request, "options", {}).get("chord")
-        part = ChordPart(request.group, request.id, position, state, encoded, _plain(body))
+        root_id = getattr(request, "root_id", None)
+        part = ChordPart(request.group, request.id, position, state, encoded, _plain(body), root_id)
         attempt = attempts.current()
         if attempt is not None:
             attempt.parts.append(part)

@@ -7,10 +7,13 @@ last member unfinished: it runs again and completes the chord then.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 from celery import states
+from celery._state import _task_stack
 from celery.canvas import maybe_signature
 from celery.exceptions import ChordError
 from celery.result import AsyncResult, GroupResult
@@ -47,11 +50,11 @@ def write(conn: psycopg.Connection[Any], db: Database, app: Any, follow: FollowU
     """
     parts = follow.parts
     while parts:  # a failed body may itself be a member of an outer chord
-        bodies = {part.chord_id: part.body for part in parts}
+        last = {part.chord_id: part for part in parts}
         complete = _count(conn, db, parts)
         parts = []
         for chord_id in complete:
-            done = _finish(conn, db, app, chord_id, bodies[chord_id])
+            done = _finish(conn, db, app, last[chord_id])
             follow.rows.extend(done.rows)
             follow.stored.extend(done.stored)
             parts.extend(done.parts)
@@ -73,11 +76,12 @@ def _count(conn: psycopg.Connection[Any], db: Database, parts: list[ChordPart]) 
     return [row[0] for row in conn.execute(db.sql("chord_count"), params).fetchall() if row[1]]
 
 
-def _finish(conn: psycopg.Connection[Any], db: Database, app: Any, chord_id: str, body: dict[str, Any]) -> Attempt:
-    """Publish the body with the members' results, or fail it; collected, not written."""
+def _finish(conn: psycopg.Connection[Any], db: Database, app: Any, last: ChordPart) -> Attempt:
+    """Publish the body with the members' results, or fail it, as the last member would; collected, not written."""
+    chord_id = last.chord_id
     rows = conn.execute(db.sql("chord_parts"), {"id": chord_id}).fetchall()
-    callback = maybe_signature(body, app=app)
-    with attempts.collecting(db.settings) as collected:
+    callback = maybe_signature(last.body, app=app)
+    with attempts.collecting(db.settings) as collected, _acting_as(app, last):
         try:
             results = _results(app, chord_id, rows)
             callback.delay(results)
@@ -89,6 +93,19 @@ def _finish(conn: psycopg.Connection[Any], db: Database, app: Any, chord_id: str
             collected.rows.clear()
             app.backend.chord_error_from_stack(callback, exc=ChordError(f"Callback error: {exc!r}"))
     return collected
+
+
+@contextmanager
+def _acting_as(app: Any, member: ChordPart) -> Iterator[None]:
+    """Let what is published and stored here have ``member`` as its parent: Celery does this within the last member."""
+    task = app.tasks["celery.accumulate"]  # any task: only its request matters
+    task.push_request(id=member.part_id, root_id=member.root_id or member.part_id, called_directly=False, children=[])
+    _task_stack.push(task)
+    try:
+        yield
+    finally:
+        _task_stack.pop()
+        task.pop_request()
 
 
 def _results(app: Any, chord_id: str, rows: list[tuple[str, str, bytes]]) -> list[Any]:

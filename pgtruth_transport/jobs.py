@@ -119,6 +119,7 @@ class ChordPart(NamedTuple):
     state: str
     result: bytes
     body: dict[str, Any]  # the chord's body, as a signature dict
+    root_id: str | None = None
 
 
 def readable(value: object) -> str | None:

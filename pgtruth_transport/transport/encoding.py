@@ -15,6 +15,8 @@ from ..jobs import Job, JobRow
 
 #: Set by the app's ``create_task_message`` hook: seconds from the database's now, whatever this machine's clock says.
 DELAY, EXPIRES_IN = "pgtruth_delay", "pgtruth_expires_in"
+#: Where a delivered message says for when its task was asked; nobody is to wait for it again.
+ETA = "pgtruth_eta"
 
 Payload = dict[str, Any]
 
@@ -74,7 +76,7 @@ def payload(job: Job) -> Payload:
     sent_retries = int(headers.get("retries") or 0)
     if headers:
         headers["retries"] = job.retry_count
-        headers["eta"] = None  # it is due: the database has judged that
+        headers[ETA], headers["eta"] = headers.get("eta"), None  # it is due: the database has judged that
     info = properties.setdefault("delivery_info", {})
     # delivered before, by an attempt that did not get to ask for the retry itself
     info["redelivered"] = job.lease_version > 1 and not (job.retry_count and sent_retries == job.retry_count)

@@ -21,6 +21,7 @@ from celery.worker.state import task_ready, task_reserved
 from celery.worker.strategy import hybrid_to_proto2, proto1_to_proto2
 
 from .. import attempts
+from ..transport import encoding
 from . import trace
 from .core import Worker
 from .held import Held
@@ -127,6 +128,7 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Callable[...,
     def handle(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **_: Any) -> Any:
         body, headers, decoded, utc = _decoded(app, message, body)
         headers = dict(headers)
+        headers["eta"] = headers.pop(encoding.ETA, None)  # what the body sees; it is due
         held = worker.held_of(message)
         if held is not None:
             headers[trace.LEASE_KEY] = trace.lease_fields(held.attempt)

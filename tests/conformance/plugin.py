@@ -53,6 +53,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=f"exception: {reason}"), append=False)
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Say at once what failed, and why: a run may take long, and may be ended."""
+    if report.failed:
+        lines = report.longreprtext.strip().splitlines()
+        shown = lines if os.environ.get("PGTRUTH_CONFORMANCE_VERBOSE") else lines[-1:]
+        print(f"\n{report.nodeid} ({report.when}):", *shown, sep="\n  ", flush=True)
+        if os.environ.get("PGTRUTH_CONFORMANCE_VERBOSE"):
+            print("  " + report.caplog.replace("\n", "\n  "), flush=True)
+
+
 def _seconds(mark: pytest.Mark) -> Iterator[float]:
     for value in (mark.kwargs.get("timeout"), *mark.args):
         if value:
