@@ -131,7 +131,7 @@ def _failed_attempt(app: Any, database: Database, job: Job, lease: Lease) -> Att
     else:
         text = f"its worker {lease.owned_by} stopped renewing the lease; {job.retry_count} of its retries were spent"
     attempt = Attempt(lease, database.settings, job.retry_count)
-    context = _context(app, job)
+    context = context_of(app, job)
     exc = WorkerLostError(text)
     with attempts.ending(attempt):
         try:
@@ -189,7 +189,7 @@ def _end_locked(
 
 def _ending(app: Any, database: Database, job: Job, reason: str, state: str, follow: chords.FollowUps) -> Ending:
     attempt = Attempt(Lease(job.id, job.lease_version, "", job.claimed_at), database.settings)
-    context = _context(app, job)
+    context = context_of(app, job)
     with attempts.ending(attempt):
         try:
             if state == "REVOKED":
@@ -209,7 +209,7 @@ def _backend(app: Any, job: Job) -> Any:
     return app.backend if task is None else task.backend
 
 
-def _context(app: Any, job: Job) -> Context:
+def context_of(app: Any, job: Job) -> Context:
     """Celery's view of a job that no worker holds: enough for errbacks, chains and chords."""
     payload = encoding.payload(job)
     request: dict[str, Any] = dict(payload["headers"])

@@ -13,7 +13,7 @@ from ..errors import SchemaError
 from ..migrate import check, migrate
 from ..runtime import runtime
 from ..settings import Settings
-from . import keeper, trace
+from . import inspecting, keeper, trace  # noqa: F401 - inspecting registers commands
 from .core import Worker
 from .held import Held
 

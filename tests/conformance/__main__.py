@@ -7,6 +7,7 @@ files on ``redis://`` instead, to compare. What stands after ``--`` goes to pyte
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -21,12 +22,13 @@ from .running import MODES, Bench, exceptions
 def main(arguments: list[str]) -> int:
     """Fetch, run, report."""
     options, extra = _parsed(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that what it started ends as well
     report = Report()
     with tempfile.TemporaryDirectory(prefix="pgtruth-conformance-") as scratch:
         archives = Path(options.archives or scratch)
         archives.mkdir(parents=True, exist_ok=True)
-        with postgres_server() as postgres, redis_server() as own, redis_server() as signals:
-            bench = Bench(Path(scratch), postgres, own, signals, options.timeout, extra)
+        with postgres_server() as postgres, redis_server() as own, redis_server() as waking:
+            bench = Bench(Path(scratch), postgres, own, waking, options.timeout, extra)
             for suite in options.suite:
                 root = sources.unpacked(suite, archives, Path(scratch))
                 for mode in options.mode:
