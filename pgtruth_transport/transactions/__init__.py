@@ -33,6 +33,9 @@ exception changes nothing about the transaction: what was published stays part o
 **Threads and tasks.** A block belongs to its context. Other threads and asyncio tasks do not see it; a task that is
 started inside the block joins it as long as the block is open, and publishes at once afterwards.
 
+**The job's own end.** ``finish_with(session, result)``, last thing in a task's body, ends the job in the same
+transaction.
+
 Refused with :class:`~pgtruth_transport.errors.TransactionError`: another database than the broker's, a closed
 connection, a transaction that has failed, a connection in autocommit mode outside a transaction, psycopg's pipeline
 mode.
@@ -46,7 +49,7 @@ from typing import Any
 from pgtruth_transport.errors import TransactionError
 from pgtruth_transport.transactions.scope import Scope
 
-__all__ = ["TransactionError", "in_transaction"]
+__all__ = ["TransactionError", "finish_with", "finish_with_async", "in_transaction"]
 
 _ALLOWED = (
     "a SQLAlchemy Session, AsyncSession, Connection or AsyncConnection, a psycopg Connection or AsyncConnection,"
@@ -60,6 +63,39 @@ def in_transaction(target: Any) -> Scope:
     ``target`` is a SQLAlchemy or psycopg connection or session, sync or async, or a Django connection alias; anything
     else, and whatever cannot carry a job, is a :class:`TransactionError`. See the module for what is promised.
     """
+    return _scope_of(target, "in_transaction")
+
+
+def finish_with(target: Any, result: Any = None) -> None:
+    """Inside a task's body: end its job as done with ``result`` in ``target``'s transaction, right before the commit.
+
+    The work, the job's end and what follows from it commit together; the body's return value is then not looked at.
+    ``target`` is as for :func:`in_transaction`, but not asynchronous. Raises :class:`TransactionError` outside a task,
+    and where the attempt has lost its lease: roll back then. The job's row is locked until the commit, so make this the
+    last statement of the transaction, and of the task.
+    """
+    from pgtruth_transport.transactions import finish
+
+    scope = _scope_of(target, "finish_with")
+    if scope.asynchronous:
+        raise TransactionError("finish_with() was given an asynchronous connection; use `await finish_with_async(…)`")
+    finish.write(scope, finish.conclude(result))
+
+
+async def finish_with_async(target: Any, result: Any = None) -> None:
+    """:func:`finish_with` on an ``AsyncSession`` or ``AsyncConnection`` of SQLAlchemy."""
+    from pgtruth_transport.transactions import finish
+
+    if not hasattr(target, "run_sync"):
+        raise TransactionError(
+            f"finish_with_async() was given a {type(target).__qualname__}; it takes SQLAlchemy's AsyncSession or"
+            " AsyncConnection"
+        )
+    end = finish.conclude(result)  # here, not below: Celery's current task is not known there
+    await target.run_sync(lambda sync: finish.write(_scope_of(sync, "finish_with_async"), end))
+
+
+def _scope_of(target: Any, caller: str) -> Scope:
     if isinstance(target, str):
         from pgtruth_transport.transactions.on_django import DjangoScope
 
@@ -75,4 +111,4 @@ def in_transaction(target: Any) -> Scope:
 
         if (scope := on_psycopg.scope_of(target)) is not None:
             return scope
-    raise TransactionError(f"in_transaction() was given a {type(target).__qualname__}; it takes {_ALLOWED}")
+    raise TransactionError(f"{caller}() was given a {type(target).__qualname__}; it takes {_ALLOWED}")

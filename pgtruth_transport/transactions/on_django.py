@@ -7,7 +7,7 @@ which keeps account of savepoints; ``delay_on_commit`` works as it always does: 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -17,9 +17,10 @@ from django.utils.connection import ConnectionDoesNotExist
 
 from pgtruth_transport.db import Database
 from pgtruth_transport.errors import TransactionError
+from pgtruth_transport.jobs import JobRow
 from pgtruth_transport.transactions import identity
 from pgtruth_transport.transactions.identity import Identity
-from pgtruth_transport.transactions.scope import Scope, wake_committed
+from pgtruth_transport.transactions.scope import Scope, Statement, wake_committed
 
 
 class DjangoScope(Scope):
@@ -76,26 +77,41 @@ class DjangoScope(Scope):
                 f"in_transaction({self.alias!r}): the transaction has failed; leave its atomic() first"
             )
 
-    def write(self) -> None:
+    def run(self, statement: bytes, parameters: Mapping[str, Any]) -> list[Any]:
         with self.connection.cursor() as cursor:
-            for database in self.databases():
-                self._confirm(cursor, database)
-            for statement in self.take():
-                cursor.execute(statement.database.sql(statement.name).decode(), statement.parameters)
-                found = {row[0] for row in cursor.fetchall()} if statement.rows else set()
-                self.note(statement, found)
-                new = [row for row in statement.rows if row.id in found]
-                if new:
-                    wake = partial(wake_committed, statement.database, new)
-                    transaction.on_commit(wake, using=self.alias, robust=True)
-        self._written.clear()  # on_commit has them
+            cursor.execute(statement.decode(), parameters)
+            return list(cursor.fetchall()) if cursor.description else []
 
-    def _confirm(self, cursor: Any, database: Database) -> None:
+    def write(self) -> None:
+        with self.dropping():
+            for database in self.databases():
+                self._confirm(database)
+        super().write()
+
+    def note(self, statement: Statement, new: set[str]) -> None:
+        super().note(statement, new)
+        self.hook()
+
+    def hook(self) -> None:
+        """Leave to ``on_commit``, which keeps account of savepoints, what is to be done after the commit."""
+        written, self._written = self._written, []
+        calls, self._afterwards = self._afterwards, []
+        by_database: dict[Database, list[JobRow]] = {}
+        for database, row in written:
+            by_database.setdefault(database, []).append(row)
+        for database, rows in by_database.items():
+            transaction.on_commit(partial(wake_committed, database, rows), using=self.alias, robust=True)
+        for call in calls:
+            transaction.on_commit(call, using=self.alias, robust=True)
+
+    def afterwards(self, call: Callable[[], None]) -> None:
+        super().afterwards(call)
+        self.hook()
+
+    def _confirm(self, database: Database) -> None:
         driver = self.connection.connection
         if not identity.is_confirmed(driver, database):
-            with self.dropping():
-                cursor.execute(identity.QUERY.decode())
-                identity.confirm(driver, database, Identity(*cursor.fetchone()))
+            identity.confirm(driver, database, Identity(*self.run(identity.QUERY, {})[0]))
 
     def _before_statement(self, execute: Callable[..., Any], *call: Any) -> Any:
         self.flush()

@@ -7,6 +7,7 @@ written before anything else is sent, and when the transaction is over, workers 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import psycopg
@@ -127,16 +128,12 @@ class PsycopgScope(_PsycopgScope):
     def check(self, database: Database) -> None:
         super().check(database)
         if not identity.is_confirmed(self.connection, database):
-            with psycopg.Cursor(self.connection, row_factory=tuple_row) as cursor:
-                row = cursor.execute(identity.QUERY).fetchone()
-            assert row is not None
-            identity.confirm(self.connection, database, Identity(*row))
+            identity.confirm(self.connection, database, Identity(*self.run(identity.QUERY, {})[0]))
 
-    def write(self) -> None:
+    def run(self, statement: bytes, parameters: Mapping[str, Any]) -> list[Any]:
         with psycopg.Cursor(self.connection, row_factory=tuple_row) as cursor:
-            for statement in self.take():
-                cursor.execute(statement.database.sql(statement.name), statement.parameters)
-                self.note(statement, {row[0] for row in cursor} if statement.rows else set())
+            cursor.execute(statement, parameters)
+            return cursor.fetchall() if cursor.description else []
 
 
 class AsyncPsycopgScope(_PsycopgScope):

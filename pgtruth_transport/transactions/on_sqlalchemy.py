@@ -111,9 +111,10 @@ class _Scope(Scope):
             for database in self.databases():
                 if not identity.is_confirmed(driver, database):
                     identity.confirm(driver, database, _identify(connection))
-        for statement in self.take():
-            found = _execute(connection, statement.database.sql(statement.name), statement.parameters)
-            self.note(statement, {row[0] for row in found} if statement.rows else set())
+        super().write()
+
+    def run(self, statement: bytes, parameters: Mapping[str, Any]) -> list[Any]:
+        return _execute(self._joined(), statement, parameters)
 
     async def write_async(self) -> None:
         await self._awaitable.run_sync(lambda _: self.write())

@@ -63,6 +63,7 @@ class Scope:
         self._lock = threading.Lock()
         self._collected: list[Statement | tuple[Database, JobRow]] = []
         self._written: list[tuple[Database, JobRow]] = []
+        self._afterwards: list[Callable[[], None]] = []
 
     # What a kind of connection must say.
 
@@ -73,9 +74,15 @@ class Scope:
         """
         raise NotImplementedError
 
-    def write(self) -> None:
-        """Write what is collected (:meth:`take`, then :meth:`note`). Callers use :meth:`flush`."""
+    def run(self, statement: bytes, parameters: Mapping[str, Any]) -> list[Any]:
+        """The rows of one statement on the connection, where it need not be awaited."""
         raise NotImplementedError
+
+    def write(self) -> None:
+        """Write what is collected. Callers use :meth:`flush`."""
+        for statement in self.take():
+            rows = self.run(statement.database.sql(statement.name), statement.parameters)
+            self.note(statement, {row[0] for row in rows} if statement.rows else set())
 
     async def write_async(self) -> None:
         """The same where the connection is asynchronous. Callers use :meth:`flush_async`."""
@@ -127,11 +134,17 @@ class Scope:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits to be written, and nobody to be woken."""
-        return not self._collected and not self._written
+        return not self._collected and not self.has_written
 
     @property
     def has_written(self) -> bool:
-        return bool(self._written)
+        """Whether the end of the transaction matters to anybody."""
+        return bool(self._written or self._afterwards)
+
+    def afterwards(self, call: Callable[[], None]) -> None:
+        """Have ``call`` called when the transaction is over, unless it is known to have been rolled back."""
+        self.watch()
+        self._afterwards.append(call)
 
     def flush(self) -> None:
         """Write what is collected, if there is anything. Our own statements come by here as well: they pass."""
@@ -193,6 +206,7 @@ class Scope:
         """The whole transaction has been rolled back."""
         self.drop()
         self._written.clear()
+        self._afterwards.clear()
 
     def ended(self) -> None:
         """The transaction is over: wake workers for what it has committed."""
@@ -202,6 +216,9 @@ class Scope:
             by_database.setdefault(database, []).append(row)
         for database, rows in by_database.items():
             _aside(self.asynchronous, partial(wake_committed, database, rows))
+        calls, self._afterwards = self._afterwards, []
+        for call in calls:
+            call()
 
     # The block itself.
 

@@ -28,6 +28,7 @@ from pgtruth_transport.settings import Settings
 from pgtruth_transport.testing.servers import PostgresServer
 from pgtruth_transport.transactions import TransactionError, in_transaction
 from pgtruth_transport.urls import parse_url
+from tests.support_transactions import sqlalchemy_url
 
 KINDS = [
     "session-psycopg",
@@ -128,19 +129,6 @@ class Handle:
         else:
             with in_transaction(self.target):
                 yield
-
-
-def sqlalchemy_url(database_url: str, driver: str) -> sa.URL:
-    """The same database for SQLAlchemy."""
-    parts = psycopg.conninfo.conninfo_to_dict(parse_url(database_url))
-    return sa.URL.create(
-        f"postgresql+{driver}",
-        str(parts["user"]),
-        str(parts.get("password") or "") or None,
-        str(parts["host"]),
-        int(parts.get("port") or 5432),
-        str(parts["dbname"]),
-    )
 
 
 @asynccontextmanager

@@ -19,8 +19,8 @@ from sqlalchemy.orm import Session
 
 from pgtruth_transport import in_transaction
 from pgtruth_transport.urls import parse_url
-from tests.integration.test_transactions_kinds import sqlalchemy_url
 from tests.support import ROOT, WorkerProcess, app_environment, eventually, runs, statuses
+from tests.support_transactions import sqlalchemy_url
 
 ORDERS = "CREATE TABLE public.orders (id int PRIMARY KEY, shipped int NOT NULL DEFAULT 0)"
 APP = "tests.apps.orders"
@@ -127,7 +127,7 @@ CRASH = """
     from pgtruth_transport.transactions import scope
     from pgtruth_transport.urls import parse_url
     from tests.apps.orders import BROKER, ship
-    from tests.integration.test_transactions_kinds import sqlalchemy_url
+    from tests.support_transactions import sqlalchemy_url
 
     kind, when, times = sys.argv[1:]
 
