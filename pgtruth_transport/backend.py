@@ -26,6 +26,7 @@ from .jobs import ChordPart, Ending, Stored, readable
 from .runtime import Runtime, runtime
 from .settings import Settings
 from .states import Outcome, Status
+from .transport_names import is_ours
 from .waiting import Interest, Waiting
 
 _OURS = ("status", "result", "date_done", "task_id")
@@ -117,6 +118,17 @@ class PgTruthBackend(BaseBackend):
             waited = lifecycle.store(conn, database, [item])
         if waited:
             signal.announce(waited)
+
+    def mark_as_revoked(
+        self, task_id: str, reason: str = "", request: Any = None, store_result: bool = True, **kwargs: Any
+    ) -> None:
+        """Outside an attempt (a revoke that a worker has heard): what is queued ends, what is held is left alone."""
+        if request is None and attempts.current() is None and is_ours(self.app.conf):
+            from .reaper import cancel
+
+            cancel(self.app, [task_id], reason or "revoked")
+            return
+        super().mark_as_revoked(task_id, reason, request, store_result, **kwargs)
 
     # Reading.
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from celery.app.control import Control as CeleryControl
+from kombu.utils.json import dumps, loads
 
 from . import attempts
 from .jobs import Stored
 from .reaper import cancel
+from .runtime import runtime
+from .settings import Settings
 from .states import Status
 from .transport_names import is_ours
 
@@ -39,3 +42,46 @@ class Control(CeleryControl):
             signal=signal,
             **kwargs,
         )
+
+    def revoke_by_stamped_headers(self, headers: Any, *args: Any, **kwargs: Any) -> Any:
+        """Cancel jobs by their stamps: what is queued now ends in the database, workers refuse what comes later."""
+        wanted = dict(item.split("=", 1) for item in headers) if isinstance(headers, list) else headers
+        if wanted and is_ours(self.app.conf):
+            for ids in _stamped(self.app, wanted):
+                cancel(self.app, ids)
+        return super().revoke_by_stamped_headers(headers, *args, **kwargs)
+
+
+BATCH = 1000
+
+
+def _stamped(app: Any, wanted: Mapping[str, Any]) -> Iterator[list[str]]:
+    """The ids of queued jobs with one of these stamps, in batches."""
+    database = runtime(Settings.from_app(app)).database
+    names = [dumps(name).encode() for name in wanted]
+    after = ""
+    while True:
+        with database.connection() as conn:
+            params = {"after": after, "names": names, "count": BATCH}
+            rows = conn.execute(database.sql("job_stamped"), params).fetchall()
+        found = [job_id for job_id, encoded in rows if has_stamp(loads(bytes(encoded)), wanted)]
+        if found:
+            yield found
+        if len(rows) < BATCH:
+            return
+        after = rows[-1][0]
+
+
+def has_stamp(headers: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether a message has one of the wanted stamps (each one value or several), as Celery's worker judges."""
+    stamps = headers.get("stamps") or {}
+    return any(
+        value in _several(wanted[name])
+        for name in headers.get("stamped_headers") or ()
+        if name in wanted
+        for value in _several(stamps.get(name))
+    )
+
+
+def _several(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple | set | frozenset) else [] if value is None else [value]

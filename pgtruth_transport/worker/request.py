@@ -49,6 +49,11 @@ def request_class(worker: Worker, task: Any, consumer: Any) -> type[Any]:
         def maybe_expire(self) -> bool:
             return False  # only the database clock judges that: what is expired is not claimed
 
+        def info(self, safe: bool = False) -> dict[str, Any]:
+            found: dict[str, Any] = super().info(safe)
+            found["acknowledged"] |= self.time_start is not None  # the queue no longer holds what runs
+            return found
+
         def on_accepted(self, pid: int, time_accepted: float) -> None:
             worker.accepted(self.held)
             super().on_accepted(pid, time_accepted)

@@ -7,6 +7,7 @@ from typing import Any
 from celery import bootsteps
 from celery.exceptions import WorkerShutdown
 from celery.utils.log import get_logger
+from celery.worker.consumer import Gossip, Mingle
 
 from ..db import CONNECTION_ERRORS
 from ..errors import SchemaError
@@ -20,6 +21,10 @@ from .held import Held
 logger = get_logger(__name__)
 
 EX_CONFIG = 78  # sysexits.h: something is configured wrongly
+# Both run for the driver types that they name: ours has the fanout exchanges that they need.
+Mingle.compatible_transports.add("pgtruth")
+Gossip.compatible_transports.add("pgtruth")
+
 DEFAULT_STRATEGY = "celery.worker.strategy:default"
 STRATEGY = "pgtruth_transport.worker.request:strategy"
 
