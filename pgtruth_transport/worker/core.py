@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from celery.exceptions import Reject, WorkerLostError
+from celery.exceptions import Reject
 from celery.utils.log import get_logger
 
 from .. import attempts, counters, lifecycle
@@ -251,16 +251,15 @@ class Worker:
             return
         if not held.attempt.has_outcome:
             if requeue:
-                error = held.fallback or "rejected by the task, to be requeued"
-                self.count_failure(held, WorkerLostError(error) if held.fallback else Reject(error, requeue=True))
+                self.count_failure(held, held.cause or Reject("rejected by the task, to be requeued", requeue=True))
                 return
             held.attempt.end(attempts.failed(held.fallback or "rejected"))
         self.conclude(held)
 
     def failed(self, held: Held, exc_info: Any) -> None:
         """Note why an attempt ended without its own word, for the ack or reject that follows."""
-        exc = getattr(exc_info, "exception", exc_info)
-        held.fallback = readable(f"{type(exc).__name__}: {exc}")
+        exc = getattr(exc_info.exception, "exc", exc_info.exception)  # billiard wraps it with its traceback
+        held.cause, held.fallback = exc, readable(f"{type(exc).__name__}: {exc}")
 
     def retries_time_outs(self, held: Held) -> bool:
         """Whether a hard time limit counts as a failure to be retried (the contract's policy), with budget left."""

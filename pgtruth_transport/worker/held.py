@@ -23,6 +23,7 @@ class Held:
         "accepted_at",
         "answer",
         "attempt",
+        "cause",
         "closing",
         "concluded",
         "deadline",
@@ -42,7 +43,8 @@ class Held:
         self.deadline: float | None = None  # monotonic time after which it may not go on (pools without hard limits)
         self.closing = False  # its end is being reported: an ack may come before the failure that it belongs to
         self.answer: tuple[bool, bool] | None = None  # (acknowledged, requeue) that came while closing
-        self.fallback: str | None = None  # the error to record if it is acknowledged without an outcome
+        self.cause: BaseException | None = None  # why it ended without its own word
+        self.fallback: str | None = None  # the same, readable: recorded if it is acknowledged without an outcome
         self.concluded = False  # its outcome is known and waits to be settled
         self.lost = False  # the authority is gone
 
