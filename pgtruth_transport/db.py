@@ -52,12 +52,15 @@ class Connection(psycopg.Connection[TupleRow]):
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
         if self.patience is not None:
-            gen = _bounded(gen, self.patience)
+            gen = _bounded(self, gen, self.patience)
         return super().wait(gen, *args, **kwargs)
 
 
-def _bounded(gen: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
-    """``gen``, given up after ``seconds``: psycopg resumes it every tenth of a second, ready or not."""
+def _bounded(conn: Connection, gen: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
+    """``gen``, given up after ``seconds``: psycopg resumes it every tenth of a second, ready or not.
+
+    The connection is closed then: leaving its transaction or pipeline would only wait for the server once more each.
+    """
     deadline = time.monotonic() + seconds
     try:
         wanted = next(gen)
@@ -65,6 +68,7 @@ def _bounded(gen: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any,
             ready = yield wanted
             if not ready and time.monotonic() > deadline:
                 gen.close()
+                conn.pgconn.finish()
                 raise psycopg.OperationalError(f"PostgreSQL did not answer within {seconds:g} s")
             wanted = gen.send(ready)
     except StopIteration as end:
