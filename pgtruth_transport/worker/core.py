@@ -24,7 +24,7 @@ from celery.utils.log import get_logger
 
 from .. import attempts, counters, lifecycle
 from ..attempts import Attempt
-from ..db import Database
+from ..db import CONNECTION_ERRORS, Database
 from ..jobs import Job, Lease, Requeue, readable
 from ..settings import Settings
 from ..signals import Signal
@@ -57,11 +57,13 @@ class Worker:
         self.transient_queues: Callable[[], list[str]] = list  # set by the transport: kept alive by the keeper
         self.draining = False  # shutting down: nothing is claimed, ends are settled at once
         self._ended: deque[Held] = deque()
+        self._overrun: set[tuple[str, int]] = set()  # settled as timed out, but the body still runs in its slot
         self.queues: tuple[str, ...] = ()
         self._rotation = 0
         self._woken = False  # by a signal, and has not looked since
         self._hungry = True  # the last claim filled every slot, or something has changed since
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # over what is held and what has ended; never kept while waiting for the server
+        self._turn_lock = threading.RLock()  # one turn at a time
         self._knowledge: tuple[Any, ...] = ([], [], [], [])
         self.next_due: float | None = None  # seconds, as of the last claim that found nothing
 
@@ -101,7 +103,8 @@ class Worker:
         return int(getattr(controller, "max_concurrency", None) or self.consumer.pool.num_processes or 0)
 
     def in_flight(self) -> int:
-        return len(self.held) - len(self._ended)
+        """How many bodies are running or about to; also those that overran their limit and cannot be stopped."""
+        return len(self.held) - len(self._ended) + len(self._overrun)
 
     def _free(self) -> int:
         slots = self.slots()
@@ -127,17 +130,18 @@ class Worker:
 
     # The turn.
 
-    def turn(self) -> int:
+    def turn(self, *, claim: bool = True) -> int:
         """Settle everything that has ended and claim for the free slots, in one transaction; hand over the claimed.
 
         Returns how many jobs were handed over. Raises the database's connection errors, with nothing forgotten.
         """
-        with self._lock:
-            batch = [held for held in self._ended if not held.closing]
-            want = self.wanted()
+        with self._turn_lock:
+            with self._lock:
+                batch = [held for held in self._ended if not held.closing]
+                want = self.wanted() if claim else 0
             if not batch and not want:
                 return 0
-            jobs = self.settler.run(batch, want)
+            jobs = self.settler.run(batch, want)  # without the lock: the keeper and the pool never wait for it
             self._forget(batch)
             if want:
                 self._hungry = len(jobs) >= want
@@ -147,17 +151,24 @@ class Worker:
             if not self.held and not jobs:
                 self.pace.idle()
             taken = [self._take(job) for job in jobs]
-        for held in taken:
-            self._hand_over(held)
+        try:
+            for held in taken:
+                self._hand_over(held)
+        except BaseException:
+            for held in taken:
+                if held.request is None:
+                    self.release(held)  # nobody would ever start it, and its lease would be renewed for ever
+            raise
         return len(taken)
 
     def _forget(self, batch: list[Held]) -> None:
         if not batch:
             return
-        done = {id(held) for held in batch}
-        self._ended = deque(held for held in self._ended if id(held) not in done)
-        for held in batch:
-            self.held.pop(held.key, None)
+        with self._lock:
+            done = {id(held) for held in batch}
+            self._ended = deque(held for held in self._ended if id(held) not in done)
+            for held in batch:
+                self.held.pop(held.key, None)
         self.pace.ended(len(batch))
 
     def _take(self, job: Job) -> Held:
@@ -165,7 +176,8 @@ class Worker:
         lease = Lease(job.id, job.lease_version, self.owner, job.claimed_at)
         attempt = Attempt(lease, self.settings, job.retry_count, limit)
         held = Held(job, attempt, time.monotonic() + self.settings.lease_seconds * 2 / 3)
-        self.held[held.key] = held
+        with self._lock:
+            self.held[held.key] = held
         self.pace.started()
         return held
 
@@ -178,8 +190,17 @@ class Worker:
             held.attempt.ask_requeue(Requeue(Outcome.RELEASED, delay=delay, unknown=True, error=readable(error)))
             self.conclude(held)
             return
-        assert self.deliver is not None
-        self.deliver(held.job)
+        try:
+            if self.deliver is None:
+                self.release(held)  # the connection went in this very turn
+            else:
+                self.deliver(held.job)
+        except CONNECTION_ERRORS:
+            raise
+        except Exception as exc:
+            logger.exception("%s[%s] cannot be delivered", held.job.task, held.job.id)
+            held.attempt.end(attempts.failed(f"the message could not be delivered: {type(exc).__name__}: {exc}"))
+            self.conclude(held)
 
     def held_of(self, message: Any) -> Held | None:
         """The held job that a delivered message belongs to."""
@@ -191,6 +212,8 @@ class Worker:
     def accepted(self, held: Held) -> None:
         """The body starts now."""
         held.accepted_at = time.monotonic()
+        if held.lost:
+            self._stop_lost(held)
         if not self.enforces_limits() and held.request is not None:
             limit = (held.request.time_limits or (None, None))[0] or held.request.task.time_limit
             if limit:
@@ -200,16 +223,25 @@ class Worker:
         """Whether the pool itself kills a body at its hard time limit."""
         return "prefork" in type(self.consumer.pool).__module__
 
+    def runs_in_loop(self) -> bool:
+        """Whether a body runs in the thread of Celery's loop, which takes no turn meanwhile."""
+        return "solo" in type(self.consumer.pool).__module__
+
     def conclude(self, held: Held) -> None:
         """The outcome of ``held`` is known: settle it in the next turn, with the others."""
         with self._lock:
             if held.concluded:
+                if held.key in self._overrun:  # at last
+                    self._overrun.discard(held.key)
+                    self.hungry()
                 return
             held.concluded = True
             self._ended.append(held)
             running = self.in_flight()
-        if self.request_turn is None or self.draining:
+        if self.draining:
             self.settle_now()
+        elif self.request_turn is None:
+            return  # no connection: settled when there is one again
         elif running > min(self.slots(), len(self._ended)):
             self.request_turn(SETTLE_WAIT)  # the pool has work ahead: a batch costs a tenth
         else:
@@ -291,6 +323,10 @@ class Worker:
         """A body passed its hard limit in a pool that cannot kill it: its end is written now, a late one is stale."""
         from celery.exceptions import TimeLimitExceeded
 
+        with self._lock:
+            if held.concluded:
+                return
+            self._overrun.add(held.key)
         exc = TimeLimitExceeded(held.deadline and held.accepted_at and held.deadline - held.accepted_at)
         held.deadline = None
         logger.error("Hard time limit exceeded for %s[%s]: its result will be refused", held.job.task, held.job.id)
@@ -304,17 +340,23 @@ class Worker:
     # Leases and stopping.
 
     def leases_due(self, now: float) -> list[Held]:
-        """The held jobs of whose lease a third is left."""
-        with self._lock:
-            return [h for h in self.held.values() if not h.concluded and not h.lost and h.renew_at <= now]
+        """The held jobs of whose lease a third is left; without the lock, which a slow turn may have for seconds."""
+        return [h for h in list(self.held.values()) if not h.concluded and not h.lost and h.renew_at <= now]
 
     def lost(self, held: Held) -> None:
-        """The authority is gone: stop the body where the pool can. What it still leaves is refused, and counted."""
+        """The authority is gone: stop the body where the pool can. What it still leaves is refused, and counted.
+
+        Called by the keeper's thread; the loop acts, because by then the child may have gone on to another job.
+        """
         held.lost = True
         logger.warning("lost the lease of %s[%s]: its result will be refused", held.job.task, held.job.id)
-        request = held.request
-        if request is not None and self.enforces_limits() and request.worker_pid:
-            self.consumer.call_soon(self.consumer.pool.terminate_job, request.worker_pid, signal.SIGKILL)
+        if self.enforces_limits():
+            self.consumer.call_soon(self._stop_lost, held)
+
+    def _stop_lost(self, held: Held) -> None:
+        pid = held.request.worker_pid if held.request is not None else None
+        if pid and not held.concluded and self.enforces_limits():
+            self.consumer.pool.terminate_job(pid, signal.SIGKILL)
 
     def release(self, held: Held) -> None:
         """Give a job back that did not run to its end here; it costs no retry."""
@@ -328,10 +370,9 @@ class Worker:
             return [h for h in self.held.values() if h.accepted_at is None and not h.concluded]
 
     def settle_now(self) -> None:
-        """Settle outside the loop's turns, at a shutdown."""
-        with self._lock:
-            if self._ended:
-                self.turn()
+        """Settle outside the loop's turns: at a shutdown, or where a body has the loop's thread."""
+        if self._ended:
+            self.turn(claim=False)
 
 
 def _own_max_retries(task: Any) -> int | None:

@@ -73,11 +73,16 @@ class LeaseKeeper:
         now = time.monotonic()
         worker = self._worker
         for held in [h for h in list(worker.held.values()) if h.deadline is not None and h.deadline <= now]:
-            if not held.concluded:
-                worker.timed_out(held)
+            worker.timed_out(held)
+            if worker.runs_in_loop():
+                worker.settle_now()
+        self._renew(now)
         if now >= self._touch_at:
             self._touch_at = now + 2.0
             Entities.of(worker.database).touch(self._connection(), worker.transient_queues())
+
+    def _renew(self, now: float) -> None:
+        worker = self._worker
         due = worker.leases_due(now)
         if not due:
             return

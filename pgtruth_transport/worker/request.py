@@ -13,7 +13,7 @@ from typing import Any
 
 from celery import signals
 from celery.app import trace as celery_trace
-from celery.exceptions import TimeLimitExceeded
+from celery.exceptions import TaskRevokedError, TimeLimitExceeded
 from celery.utils.imports import symbol_by_name
 from celery.utils.log import get_logger
 from celery.worker.request import create_request_cls
@@ -53,6 +53,12 @@ def request_class(worker: Worker, task: Any, consumer: Any) -> type[Any]:
             found: dict[str, Any] = super().info(safe)
             found["acknowledged"] |= self.time_start is not None  # the queue no longer holds what runs
             return found
+
+        def execute_using_pool(self, pool: Any, **kwargs: Any) -> Any:
+            if self.held.concluded or self.held.lost:  # given back, or taken, while it waited for a token or a slot
+                worker.release(self.held)
+                raise TaskRevokedError(self.id)
+            return super().execute_using_pool(pool, **kwargs)
 
         def on_accepted(self, pid: int, time_accepted: float) -> None:
             worker.accepted(self.held)

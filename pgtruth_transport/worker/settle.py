@@ -17,7 +17,7 @@ from celery.utils.log import get_logger
 
 from .. import attempts, chords, counters, lifecycle, publish
 from ..attempts import Attempt
-from ..db import CONNECTION_ERRORS, retrying
+from ..db import CONNECTION_ERRORS, Connection, retrying
 from ..jobs import Job
 from .held import Held
 
@@ -33,7 +33,7 @@ class Settler:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._db = worker.database
-        self._conn: psycopg.Connection[Any] | None = None
+        self._conn: Connection | None = None
         self._counts: dict[str, int] = {}
 
     def run(self, batch: Sequence[Held], want: int) -> list[Job]:
@@ -163,9 +163,11 @@ class Settler:
             with self._db.connection() as conn:
                 counters.add(conn, self._db, counts)
 
-    def _connection(self) -> psycopg.Connection[Any]:
+    def _connection(self) -> Connection:
         if self._conn is None or self._conn.closed:
             self._conn = self._db.open("work")
+            self._conn.patience = max(5.0, self._db.settings.lease_seconds)  # then Celery reconnects
+            self._conn.patience = self._db.settings.connect_timeout
         return self._conn
 
     def close(self) -> None:
