@@ -42,11 +42,18 @@ class Prefetch(virtual.QoS):
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         self.channel.settle(delivery_tag, acknowledge=False, requeue=requeue)
-        self._quick_ack(delivery_tag)
+        self._let_go(delivery_tag)
 
     def ack(self, delivery_tag: str) -> None:
         self.channel.settle(delivery_tag, acknowledge=True, requeue=False)
+        self._let_go(delivery_tag)
+
+    def _let_go(self, delivery_tag: str) -> None:
+        if delivery_tag not in self._delivered:
+            return  # a worker's job: it was never counted here
         self._quick_ack(delivery_tag)
+        if self.prefetch_count and self.channel.connection is not None:
+            self.channel.connection.freed()
 
     def restore_unacked(self) -> list[Any]:
         self._flush()

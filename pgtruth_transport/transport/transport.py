@@ -14,6 +14,7 @@ import select
 import socket
 import time
 import uuid
+from collections import deque
 from typing import Any
 
 from kombu.exceptions import OperationalError
@@ -32,6 +33,8 @@ from .urls import client_url
 
 #: Messages fetched per statement.
 BATCH = 100
+#: Messages that one ``drain_events`` hands to a consumer that acknowledges, within its prefetch count.
+AT_ONCE = 10
 #: Seconds for which a busy worker does not listen: what it cannot take now, it will look for when it can.
 DEAF = 0.1
 #: How many leases a plain consumer's message lasts; renewed while the consumer drains.
@@ -70,6 +73,7 @@ class Transport(virtual.Transport):
         self._jobs_due = True
         self._held_until: dict[int, float] = {}
         self._poke: tuple[socket.socket, socket.socket] | None = None
+        self._ahead: deque[messages.Delivery] = deque()  # read for consumers that acknowledge nothing
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
         return client_url(self.client) if include_password else self.settings.masked()
@@ -101,6 +105,7 @@ class Transport(virtual.Transport):
         worker.request_turn = self._request_turn
         worker.transient_queues = lambda: list(self._callbacks)
         self.consumers_changed()
+        self._request_turn(0)  # what has ended while there was no connection
 
     # Who consumes what.
 
@@ -139,6 +144,7 @@ class Transport(virtual.Transport):
         self.loop = loop
         loop.call_repeatedly(self.settings.poll_interval * random.uniform(0.9, 1.0), self._poll)
         self._listen()
+        loop.call_soon(self._fetch_messages)  # what came before
 
     def _listen(self) -> None:
         """Have the loop watch the listener's socket, whichever it is now."""
@@ -288,6 +294,9 @@ class Transport(virtual.Transport):
 
     def _fetch_messages(self) -> int:
         """Deliver what is not a task; returns how many."""
+        if self._ahead:
+            self._deliver_message(self._ahead.popleft())
+            return 1
         if not self._messages_due or not self._callbacks:
             return 0
         self._messages_due = False
@@ -304,23 +313,34 @@ class Transport(virtual.Transport):
                 with database.connection(patience=self.patience) as conn:
                     found = messages.fetch(conn, database, queues, room, owner, lease)
                 self._messages_due = self._messages_due or len(found) >= room
+                if no_ack and self.loop is None:  # such a consumer counts its calls of drain_events
+                    self._ahead.extend(found[1:])
+                    found = found[:1]
                 for delivery in found:
                     if not no_ack:
                         self._held_until[delivery.id] = time.monotonic() + lease / 2
-                    callback = self._callbacks.get(delivery.queue)
-                    if callback is not None:
-                        callback(delivery.payload)
+                    self._deliver_message(delivery)
                 count += len(found)
         return count
 
-    def _room(self, channel: channels.Channel, no_ack: bool) -> int:
-        """How many messages a channel may take: one at a time where the consumer drains one event per call."""
+    def _deliver_message(self, delivery: messages.Delivery) -> None:
+        callback = self._callbacks.get(delivery.queue)
+        if callback is not None:
+            callback(delivery.payload)
+
+    def freed(self) -> None:
+        """A consumer has acknowledged: there is room for another message within its prefetch count."""
+        self._messages_due = True
         if self.loop is not None:
-            return BATCH
+            self.loop.call_soon(self._fetch_messages)
+
+    def _room(self, channel: channels.Channel, no_ack: bool) -> int:
+        """How many messages a channel may take now."""
         if no_ack:
-            return 1
+            return BATCH
+        most = AT_ONCE if self.loop is None else BATCH
         estimate = channel.qos.can_consume_max_estimate()
-        return 1 if estimate is None else min(1, estimate)
+        return most if estimate is None else min(most, estimate)
 
     def _fetch_plain_job(self) -> int:
         """A job for a consumer that is no Celery worker: it acknowledges, nobody renews."""
