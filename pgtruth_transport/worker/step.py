@@ -17,6 +17,7 @@ from ..settings import Settings
 from . import inspecting, keeper, trace  # noqa: F401 - inspecting registers commands
 from .core import Worker
 from .held import Held
+from .takeback import was_dropped
 
 logger = get_logger(__name__)
 
@@ -71,7 +72,7 @@ class PgTruthStep(bootsteps.StartStopStep):
 
     def stop(self, c: Any) -> None:
         """Celery has stopped consuming: at a shutdown, or because the connection is lost."""
-        self._release(c.pgtruth, [held for held in c.pgtruth.unstarted() if _never_sent(held)])
+        self._release(c.pgtruth, [held for held in c.pgtruth.unstarted() if was_dropped(held)])
 
     def close(self, c: Any) -> None:
         c.pgtruth.draining = True
@@ -98,15 +99,3 @@ class PgTruthStep(bootsteps.StartStopStep):
             worker.settle_now()
         except CONNECTION_ERRORS as exc:
             logger.warning("%d job(s) are left to their leases: %s", len(held), str(exc).strip().splitlines()[0])
-
-
-def _never_sent(held: Held) -> bool:
-    """Whether no pool child can have seen this job: Celery has dropped it from the pool's buffers by now."""
-    request = held.request
-    result = request._apply_result() if request is not None and request._apply_result is not None else None
-    if result is None:
-        return True
-    if hasattr(result, "_write_to"):  # billiard's asynchronous pool: the process that it was written to
-        return result._write_to is None
-    future = getattr(result, "f", None)  # the thread pool
-    return bool(future is not None and future.cancel())
