@@ -45,7 +45,7 @@ def request_class(worker: Worker, task: Any, consumer: Any) -> type[Any]:
 
     class TruthRequest(base):
         held: Held
-        pool_result: Any = None  # Celery keeps a weak reference only
+        future: Any = None  # the thread pool's, of which Celery keeps a weak reference only
 
         def maybe_expire(self) -> bool:
             return False  # only the database clock judges that: what is expired is not claimed
@@ -59,8 +59,9 @@ def request_class(worker: Worker, task: Any, consumer: Any) -> type[Any]:
             if self.held.concluded or self.held.lost:  # given back, or taken, while it waited for a token or a slot
                 worker.release(self.held)
                 raise TaskRevokedError(self.id)
-            self.pool_result = super().execute_using_pool(pool, **kwargs)
-            return self.pool_result
+            result = super().execute_using_pool(pool, **kwargs)
+            self.future = getattr(result, "f", None)
+            return result
 
         def on_accepted(self, pid: int, time_accepted: float) -> None:
             worker.accepted(self.held)

@@ -1,0 +1,54 @@
+"""Taking a claimed job back from the pool's line before its body starts.
+
+Promises: a job is taken back only if no body can start for it any more, so giving it to another worker never makes a
+second run. Where that is not certain it stays, and runs here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .held import Held
+
+
+def can_take_back(pool: Any) -> bool:
+    """Whether jobs wait for this pool in a line that they can leave; the others are given only what they start at once.
+
+    A solo pool starts a body in the loop's own thread, a green pool blocks the loop while it is full.
+    """
+    module = type(pool).__module__
+    return "prefork" in module or "thread" in module
+
+
+def take_back(consumer: Any, held: Held) -> bool:
+    """Take ``held`` out of the line before the pool; ``False`` if its body has started or may start any moment.
+
+    Called in the loop's thread. What waits for a rate limit stays where it is.
+    """
+    request = held.request
+    if request is None or held.accepted_at is not None:
+        return False
+    if request.future is not None:
+        return bool(request.future.cancel())
+    semaphore = getattr(consumer.controller, "semaphore", None)
+    if semaphore is None:
+        return False
+    for waiter in list(semaphore._waiting):
+        if waiter[1] and waiter[1][0] is request:
+            semaphore._waiting.remove(waiter)
+            return True
+    return False
+
+
+def was_dropped(held: Held) -> bool:
+    """Whether Celery, which has stopped consuming, has dropped ``held`` from its own lines and the pool's."""
+    request = held.request
+    if request is None:
+        return True
+    if request.future is not None:
+        return bool(request.future.cancel())
+    result = request._apply_result() if request._apply_result is not None else None
+    if result is None:
+        return True
+    # billiard's asynchronous pool notes the process that it was written to
+    return hasattr(result, "_write_to") and result._write_to is None
