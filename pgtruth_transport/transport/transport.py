@@ -12,6 +12,7 @@ import os
 import random
 import select
 import socket
+import threading
 import time
 import uuid
 from collections import deque
@@ -64,6 +65,7 @@ class Transport(virtual.Transport):
         self.worker: Any = None  # the Celery worker that consumes here, if one does
         self.listener: Any = None
         self.loop: Any = None
+        self._loop_thread: int | None = None
         self._fd = -1
         self._turn_at: float | None = None
         self._in_turn = self._again = False
@@ -141,7 +143,7 @@ class Transport(virtual.Transport):
     # In Celery's event loop.
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        self.loop = loop
+        self.loop, self._loop_thread = loop, threading.get_ident()
         loop.call_repeatedly(self.settings.poll_interval * random.uniform(0.9, 1.0), self._poll)
         self._listen()
         loop.call_soon(self._fetch_messages)  # what came before
@@ -189,6 +191,7 @@ class Transport(virtual.Transport):
         self._fetch_messages()
         self._touch()
         if self.worker is not None:
+            self.worker.give_back_waiting()
             self.worker.hungry()
             if self._turn_at is not None:
                 self._turn()  # timers fire before the loop polls
@@ -249,6 +252,7 @@ class Transport(virtual.Transport):
             self._messages_due = self._jobs_due = True
             self._touch()
             if self.worker is not None:
+                self.worker.give_back_waiting()
                 self.worker.hungry()
         delivered = 0
         if self.worker is not None:
@@ -331,8 +335,12 @@ class Transport(virtual.Transport):
     def freed(self) -> None:
         """A consumer has acknowledged: there is room for another message within its prefetch count."""
         self._messages_due = True
-        if self.loop is not None:
-            self.loop.call_soon(self._fetch_messages)
+        if self.loop is None:
+            return
+        if threading.get_ident() == self._loop_thread:
+            self.loop.call_later(0, self._fetch_messages)  # timers fire before the loop sleeps again
+        else:
+            self.loop.call_soon(self._fetch_messages)  # wakes it
 
     def _room(self, channel: channels.Channel, no_ack: bool) -> int:
         """How many messages a channel may take now."""
