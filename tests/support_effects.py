@@ -178,6 +178,6 @@ def kind_for(
         tombstone=tombstone if recipient.guard == "tombstone" else None,
         order_by="order" if ordered else None,
         fence=ordered and recipient.guard == "fence",
-        in_flight=0,
+        in_flight=0 if recipient.guard in ("tombstone", "fence") else 3600,
         outside_lease=60,
     )

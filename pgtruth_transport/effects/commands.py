@@ -57,7 +57,9 @@ def list_(
 ) -> None:
     """List effects, unknown ones by age."""
     wanted = [EffectState(name) for name in (STATES if everything else states or ["unknown"])]
-    rows = book.listed(_database(context), wanted, kind=kind, limit=limit)
+    database = _database(context)
+    book.lapse_due(database, _whoami(), limit)  # what dead attempts have left behind reads as unknown
+    rows = book.listed(database, wanted, kind=kind, limit=limit)
     if as_json:
         _print_json(asdict(row) for row in rows)
         return

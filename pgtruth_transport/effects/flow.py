@@ -155,17 +155,17 @@ def _perform(kind: Kind, begun: Begun, call: Call, ledger: Ledger) -> Any:
     try:
         earlier = _bury(kind, begun)
         if earlier is not None:
-            return _record(kind, begun, ledger, Applied(earlier.result, earlier.why))
+            return _record(begun, ledger, Applied(earlier.result, earlier.why))
         answer = call(begun.effect())
     except NoEffect as exc:
-        _refused(kind, begun, ledger, exc)
+        _refused(begun, ledger, exc)
         raise
     except Exception as exc:
-        _no_answer(kind, begun, ledger, exc)
+        _no_answer(begun, ledger, exc)
     except BaseException as exc:  # the process is being stopped; it may still have time to say so
         ledger.finish(begun, EffectState.UNKNOWN, f"interrupted: {codec.describe(exc)}", error=codec.describe(exc))
         raise
-    return _record(kind, begun, ledger, Applied(answer, "the call returned"))
+    return _record(begun, ledger, Applied(answer, "the call returned"))
 
 
 def _bury(kind: Kind, begun: Begun) -> Applied | None:
@@ -181,40 +181,40 @@ def _bury(kind: Kind, begun: Begun) -> Applied | None:
             raise EffectUnknown(f"the tombstone for effect {begun.request.key!r} was not confirmed: {why}")
 
 
-def _record(kind: Kind, begun: Begun, ledger: Ledger, applied: Applied) -> Any:
+def _record(begun: Begun, ledger: Ledger, applied: Applied) -> Any:
     """Store an answer; give back what every later attempt will be given."""
     error = None
     try:
         result: bytes | None = codec.encode(applied.result)
     except (TypeError, ValueError) as exc:
         result, error = None, codec.describe(exc)
-    state = _finish(kind, begun, ledger, EffectState.APPLIED, applied.why, result=result, error=error)
+    state = _finish(begun, ledger, EffectState.APPLIED, applied.why, result=result, error=error)
     if state is not EffectState.APPLIED:
-        _too_late(kind, begun, ledger, state, f"a late answer: {applied.why}", result)
+        _too_late(begun, ledger, state, f"a late answer: {applied.why}", result)
     if error is not None:
         raise _unreadable(begun.request.key, error)
     return codec.decode(result)
 
 
-def _refused(kind: Kind, begun: Begun, ledger: Ledger, exc: NoEffect) -> None:
+def _refused(begun: Begun, ledger: Ledger, exc: NoEffect) -> None:
     exc.key = exc.key or begun.request.key
     why = f"the recipient refused: {codec.describe(exc.__cause__ or exc)}"
-    state = _finish(kind, begun, ledger, EffectState.NO_EFFECT, why, error=str(exc))
+    state = _finish(begun, ledger, EffectState.NO_EFFECT, why, error=str(exc))
     if state is not EffectState.NO_EFFECT:
-        _too_late(kind, begun, ledger, state, f"a late answer: {why}", None)
+        _too_late(begun, ledger, state, f"a late answer: {why}", None, refused=True)
 
 
-def _no_answer(kind: Kind, begun: Begun, ledger: Ledger, exc: Exception) -> NoReturn:
+def _no_answer(begun: Begun, ledger: Ledger, exc: Exception) -> NoReturn:
     """Anything but an answer or a definite refusal: nobody knows."""
     why = f"no definite answer: {codec.describe(exc)}"
-    state = _finish(kind, begun, ledger, EffectState.UNKNOWN, why, error=codec.describe(exc))
+    state = _finish(begun, ledger, EffectState.UNKNOWN, why, error=codec.describe(exc))
     if state is None:
-        _too_late(kind, begun, ledger, state, why, None)
+        _too_late(begun, ledger, state, f"a late end: {why}", None)
     raise _waiting(ledger, begun.request.key, 0.0, f"effect {begun.request.key!r} is unknown: {codec.describe(exc)}") \
         from exc  # fmt: skip
 
 
-def _finish(kind: Kind, begun: Begun, ledger: Ledger, state: EffectState, why: str, **more: Any) -> EffectState | None:
+def _finish(begun: Begun, ledger: Ledger, state: EffectState, why: str, **more: Any) -> EffectState | None:
     try:
         return ledger.finish(begun, state, why, **more)
     except CONNECTION_ERRORS as exc:
@@ -223,12 +223,12 @@ def _finish(kind: Kind, begun: Begun, ledger: Ledger, state: EffectState, why: s
 
 
 def _too_late(
-    kind: Kind, begun: Begun, ledger: Ledger, state: EffectState | None, why: str, result: bytes | None
+    begun: Begun, ledger: Ledger, state: EffectState | None, why: str, result: bytes | None, *, refused: bool = False
 ) -> NoReturn:
     """The answer came when it was no longer this attempt's to record: keep it as evidence, and stop."""
     key = begun.request.key
     if state is None:
-        ledger.late(begun, why, result)
+        ledger.late(begun, why, result, refused=refused)
     seen = ledger.read(key)
     logger.warning("effect %r, call %d: %s; the effect is %s", key, begun.number, why, seen.row and seen.row.state)
     if not seen.lease_held:

@@ -132,8 +132,10 @@ def declare(
     resource, or a ``tombstone``.
     ``give_up_after``: seconds that a job waits for an unknown effect before it fails.
     ``in_flight``: seconds that a request may still be under way after its caller gave up. "Not found" is believed only
-    after that, unless a tombstone or a fence rules a late arrival out. 0 where the recipient itself acts once per key.
+    after that, unless a tombstone or a fence rules a late arrival out. 0 only where no request outlives its caller.
     ``outside_lease``: seconds that a call outside a task may take.
+
+    The first declaration of a process gives its apps the task ``pgtruth.reconcile`` and a beat entry for it.
     """
     kind = Kind(
         name, tuple(fields), reconcile, tombstone, order_by, fence, float(give_up_after), float(in_flight),
@@ -142,6 +144,10 @@ def declare(
     reason = refusal(kind) or _other(kind)
     if reason:
         raise DeclarationRefused(f"effect {name!r} is refused: {reason}")
+    if not _declared:
+        from pgtruth_transport.effects import tasks
+
+        tasks.offer()
     _declared[name] = kind
     return kind
 

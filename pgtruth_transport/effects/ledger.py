@@ -192,8 +192,8 @@ class Ledger:
             return row.state  # by an earlier try, whose answer was lost
         return None
 
-    def late(self, begun: Begun, why: str, result: bytes | None) -> None:
-        """Keep an answer that came when it was no longer this caller's to record."""
+    def late(self, begun: Begun, why: str, result: bytes | None, *, refused: bool) -> None:
+        """Keep what a call gave when it was no longer this caller's to record; it may cast doubt on "no effect"."""
         self._write(
             "effect_late",
             {
@@ -201,6 +201,8 @@ class Ledger:
                 "calls": begun.number,
                 "fence": begun.fence,
                 "result": result,
+                "refused": refused,
+                "delay": FIRST_CHECK,
                 "who": self.who,
                 "why": codec.readable(why),
             },

@@ -7,8 +7,9 @@ effects unknown, to be asked about again a minute later.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pgtruth_transport.db import Database
 from pgtruth_transport.effects import book, codec, kinds, settling
@@ -19,6 +20,8 @@ from pgtruth_transport.effects.states import Answer, Applied, EffectState, NotAp
 from pgtruth_transport.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+CHUNK: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ def reconcile_due(settings: Settings, limit: int = 100, who: str | None = None) 
     ledger = Ledger(database, None, owner=who)
     lapsed = len(book.lapse_due(database, who, limit))
     counts = {Applied: 0, NotApplied: 0, StillUnknown: 0}
-    for key in book.due(database, kinds.names(), limit):
+    for key in _due(database, limit):
         row = ledger.read(key).row
         if row is None or row.state is not EffectState.UNKNOWN:
             continue
@@ -49,6 +52,14 @@ def reconcile_due(settings: Settings, limit: int = 100, who: str | None = None) 
     if done != Reconciled():
         logger.info("effects reconciled: %s", done)
     return done
+
+
+def _due(database: Database, limit: int) -> Iterator[str]:
+    """What is due, taken a few at a time: a slow recipient must not outlast the minute for which it is ours to ask."""
+    while limit > 0:
+        keys = book.due(database, kinds.names(), min(limit, CHUNK))
+        yield from keys
+        limit = limit - len(keys) if len(keys) == CHUNK else 0
 
 
 def reconcile(database: Database, key: str, who: str) -> Answer | None:

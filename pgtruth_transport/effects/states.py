@@ -30,7 +30,10 @@ MOVES: Final[dict[EffectState, dict[EffectState, str]]] = {
         EffectState.APPLIED: "the reconciler, or a person",
         EffectState.NO_EFFECT: "the reconciler, or a person",
     },
-    EffectState.NO_EFFECT: {EffectState.STARTED: "an attempt that begins a fresh call"},
+    EffectState.NO_EFFECT: {
+        EffectState.STARTED: "an attempt that begins a fresh call",
+        EffectState.UNKNOWN: "an attempt that comes back late from its call, with anything but a refusal",
+    },
     EffectState.APPLIED: {},
 }
 

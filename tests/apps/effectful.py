@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,8 @@ from typing import Any
 from celery import Task
 
 from pgtruth_transport import effects
-from pgtruth_transport.effects.tasks import register
 from tasks import payments
 from tests.apps.basic import app, record
-
-register(app, every=float(os.environ.get("RECONCILE_EVERY", "30")))
 
 #: Nobody can be asked about it, and its jobs do not wait long.
 hopeless = effects.declare("hopeless", fields=("n",), give_up_after=2)

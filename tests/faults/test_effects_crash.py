@@ -23,18 +23,19 @@ from hypothesis import strategies as st
 from pgtruth_transport import effects
 from pgtruth_transport.attempts import Attempt
 from pgtruth_transport.db import Database
-from pgtruth_transport.effects import flow, reconciling
+from pgtruth_transport.effects import book, flow, reconciling
 from pgtruth_transport.effects.kinds import Effect, Kind
 from pgtruth_transport.effects.ledger import Ledger
+from pgtruth_transport.effects.states import EffectState
 from pgtruth_transport.settings import Settings
 from tests.support_effects import Recipient, hold, kind_for, let_go
 
 GUARDS = ("lookup", "once", "tombstone", "fence", "tombstone-ordered")
 BEHAVIOURS = ("ok", "acts, no answer", "on its way", "refuses", "fails")
-#: Guards that rule out that a call arrives late, which a bare look-up cannot.
-LATE_SAFE = frozenset(GUARDS) - {"lookup"}
+#: Guards that turn away the call of an attempt that was frozen, which a bare look-up cannot.
+FREEZE_SAFE = frozenset(GUARDS) - {"lookup"}
 STEPS = 24  # about as many as an attempt ever has
-RUNS = 1200
+RUNS = 1000
 
 _numbers = itertools.count(1)
 tally: Counter[str] = Counter()
@@ -112,7 +113,7 @@ class Round:
     how: str = "crash"
     asking: str = "ok"  # how the recipient answers questions: ok | fails
     beat: bool = False  # afterwards beat reconciles
-    arrives: bool = False  # afterwards what was on its way arrives
+    later: bool = False  # afterwards time passes: what was on its way arrives
 
 
 class World:
@@ -123,7 +124,6 @@ class World:
         self.number = next(_numbers)
         self.guard = guard
         self.recipient = Recipient(guard.partition("-")[0])
-        self.late_safe = guard in LATE_SAFE
         self.asking = "ok"
         self._local = threading.local()
         ordered = guard in ("fence", "tombstone-ordered")
@@ -152,8 +152,8 @@ class World:
         self.met |= trouble.met
         if said != "frozen":
             let_go(self.conn, self.job(which))
-        if round_.arrives:
-            self.recipient.deliver()
+        if round_.later:
+            self.time_passes()
         if round_.beat:
             self.conn.execute("UPDATE pgtruth.effects SET next_check_at = clock_timestamp() WHERE state = 'unknown'")
             reconciling.reconcile_due(self.settings)
@@ -221,6 +221,13 @@ class World:
             trouble.step()
         return answer
 
+    def time_passes(self) -> None:
+        """More of it than a request can be under way."""
+        self.recipient.deliver()
+        self.conn.execute(
+            "UPDATE pgtruth.effects SET unknown_since = unknown_since - interval '2 hours' WHERE state = 'unknown'"
+        )
+
     def wake_frozen(self) -> None:
         """Frozen attempts go on, long after their leases are gone."""
         for trouble, thread in self.frozen:
@@ -230,10 +237,12 @@ class World:
         self.frozen = []
 
     def settle(self) -> None:
-        """The trouble is over: every job runs until it is done."""
+        """The trouble is over: every job runs until it is done. Leases of frozen attempts have run out by now."""
+        for which in range(self.effects):
+            let_go(self.conn, self.job(which))
         for which in range(self.effects):
             for _ in range(12):
-                if self.play(Round(which=which)) == "returned":
+                if self.play(Round(which=which, later=True)) == "returned":
                     break
             else:
                 raise AssertionError(f"effect {which} never ended: {self.history()}")
@@ -304,19 +313,17 @@ def run(world: World, rounds: list[Round], *, frozen_wake_last: bool) -> None:
 def stories(draw: st.DrawFn) -> tuple[str, list[Round], bool]:
     """A recipient and up to five attempts with their troubles."""
     guard = draw(st.sampled_from(GUARDS))
-    safe = guard in LATE_SAFE
-    behaviours = BEHAVIOURS if safe else tuple(name for name in BEHAVIOURS if name != "on its way")
     rounds = draw(
         st.lists(
             st.builds(
                 Round,
                 which=st.integers(0, 1),
-                behaviour=st.sampled_from(behaviours),
+                behaviour=st.sampled_from(BEHAVIOURS),
                 at=st.none() | st.integers(1, STEPS),
-                how=st.sampled_from(("crash", "cut", "freeze") if safe else ("crash", "cut")),
+                how=st.sampled_from(("crash", "cut", "freeze") if guard in FREEZE_SAFE else ("crash", "cut")),
                 asking=st.sampled_from(("ok", "fails")),
                 beat=st.booleans(),
-                arrives=st.booleans(),
+                later=st.booleans(),
             ),
             min_size=1,
             max_size=5,
@@ -347,17 +354,37 @@ def test_a_crash_or_a_cut_between_every_two_steps(
     conn: psycopg.Connection[Any], settings: Settings, guard: str
 ) -> None:
     """Exhaustively: every step of the first attempt, then the same step of the attempt that comes after it."""
-    hows = ("crash", "cut", "freeze") if guard in LATE_SAFE else ("crash", "cut")
+    hows = ("crash", "cut", "freeze") if guard in FREEZE_SAFE else ("crash", "cut")
     for behaviour, how in itertools.product(BEHAVIOURS, hows):
-        if behaviour == "on its way" and guard not in LATE_SAFE:
-            continue
         for at in itertools.count(1):
             world = World(conn, settings, guard)
-            rounds = [Round(behaviour=behaviour, at=at, how=how), Round(behaviour=behaviour, at=at, how=how)]
-            run(world, rounds, frozen_wake_last=at % 2 == 0)
+            round_ = Round(behaviour=behaviour, at=at, how=how, later=True)
+            run(world, [round_, round_], frozen_wake_last=at % 2 == 0)
             if not world.met:
                 assert at > 4  # neither attempt has so many steps: all have been tried
                 break
+
+
+@pytest.mark.parametrize("behaviour", ["ok", "acts, no answer", "fails"])
+def test_what_can_never_be_asked_about_is_one_listed_unknown(
+    conn: psycopg.Connection[Any], settings: Settings, behaviour: str
+) -> None:
+    """Never silence: the job ends with that reason, the recipient has acted once at most, the effect is listed."""
+    for at in itertools.count(1):
+        world = World(conn, settings, "lookup")
+        world.play(Round(behaviour=behaviour, at=at, asking="fails"))
+        again = Round(behaviour="ok", asking="fails", beat=True)
+        said = [world.play(again) for _ in range(3)][-1]
+        if world.state(world.key(0)) == "applied":
+            assert said == "returned"
+        else:
+            conn.execute("UPDATE pgtruth.effects SET unknown_since = unknown_since - interval '2 days'")
+            assert world.play(again) == "EffectGivenUp"
+            assert world.key(0) in {row.key for row in book.listed(world.database, [EffectState.UNKNOWN])}
+        assert world.recipient.count(world.key(0)) <= 1
+        world.check_history()
+        if not world.met:
+            break
 
 
 @pytest.mark.timeout(300)

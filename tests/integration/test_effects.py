@@ -28,7 +28,7 @@ from psycopg.conninfo import conninfo_to_dict
 from pgtruth_transport import attempts, effects
 from pgtruth_transport.attempts import Attempt
 from pgtruth_transport.db import Database
-from pgtruth_transport.effects import book, codec, commands, flow, kinds, ledger, reconciling
+from pgtruth_transport.effects import book, codec, commands, flow, kinds, ledger, reconciling, tasks
 from pgtruth_transport.effects.kinds import Effect, Kind
 from pgtruth_transport.effects.states import MOVES, EffectState
 from pgtruth_transport.settings import Settings
@@ -424,6 +424,24 @@ def test_an_answer_for_a_call_that_somebody_else_has_settled_is_noted(
     last = book.history(Database.of(settings), "k")[-1]
     assert (last.from_state, last.to_state) == ("applied", "applied")
     assert "late answer" in last.why
+
+
+def test_a_late_answer_casts_doubt_on_no_effect(conn: psycopg.Connection[Any], settings: Settings) -> None:
+    """An attempt was frozen before its call; meanwhile the effect was believed not to have happened."""
+    kind = effects.declare("tests.doubt", fields=("n",), reconcile=lambda effect: effects.NO_EFFECT, in_flight=0)
+    database = Database.of(settings)
+
+    def call(effect: Effect) -> Any:
+        let_go(conn, "job")
+        assert isinstance(reconciling.reconcile(database, "k", "ann"), effects.NotApplied)
+        assert states(conn) == {"k": "no_effect"}
+        return {"receipt": "late"}
+
+    with pytest.raises(effects.StaleAttempt):
+        attempt_at(kind, hold(conn, settings, "job"), "k", {"n": 1}, call)
+    assert states(conn) == {"k": "unknown"}
+    assert reconciling.resolve(database, "k", EffectState.APPLIED, who="ann", why="it is there")
+    assert attempt_at(kind, hold(conn, settings, "job"), "k", {"n": 1}) == {"receipt": "late"}
 
 
 # Order.
@@ -887,3 +905,23 @@ def test_here_is_the_apps_database_outside_a_task(settings: Settings, database_u
     finally:
         app.close()
     assert str(os.getpid()) in flow.owner()
+
+
+def test_the_first_declaration_gives_apps_the_task_and_a_beat_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those with our broker, whether they are finalized already or not; what the user has scheduled stays."""
+    monkeypatch.setattr(kinds, "_declared", {})
+    ours, later, foreign, own = (
+        Celery(name, broker=broker, set_as_current=False)
+        for name, broker in (("a", "pgtruth://h/d"), ("b", "pgtruth://h/d"), ("c", "memory://"), ("d", "pgtruth://h/d"))
+    )
+    own.conf.beat_schedule = {"mine": {"task": tasks.TASK, "schedule": 7}}
+    ours.finalize()
+    effects.declare("tests.first", fields=("a",))
+    for app in (ours, later, foreign, own):
+        app.finalize()
+        assert (tasks.TASK in app.tasks) is (app is not foreign)
+        app.close()
+    assert ours.conf.beat_schedule[tasks.TASK]["schedule"] == later.conf.beat_schedule[tasks.TASK]["schedule"] == 30
+    assert list(own.conf.beat_schedule) == ["mine"]
+    tasks.register(ours, every=5)
+    assert ours.conf.beat_schedule[tasks.TASK]["schedule"] == 5

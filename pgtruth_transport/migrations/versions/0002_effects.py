@@ -125,7 +125,7 @@ def _guard(schema: str) -> None:
             END IF;
             IF OLD.state <> NEW.state AND (OLD.state, NEW.state) NOT IN (
                 ('started', 'applied'), ('started', 'no_effect'), ('started', 'unknown'),
-                ('unknown', 'applied'), ('unknown', 'no_effect'), ('no_effect', 'started')
+                ('unknown', 'applied'), ('unknown', 'no_effect'), ('no_effect', 'started'), ('no_effect', 'unknown')
             ) THEN
                 RAISE EXCEPTION 'effect %: % cannot become %', OLD.key, OLD.state, NEW.state
                     USING ERRCODE = 'check_violation', CONSTRAINT = 'effects_moves';
