@@ -7,7 +7,7 @@ publishes or reports progress. A child that dies takes all of it along: nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from celery import current_app
@@ -26,48 +26,23 @@ LEASE_KEY = "pgtruth_lease"
 Returned = tuple[int, Any, Any, Collected]
 
 
-def trace_attempt(
-    name: str,
-    uuid: str,
-    request: dict[str, Any],
-    body: Any,
-    content_type: str | None,
-    content_encoding: str | None,
-    **extra: Any,
-) -> Returned:
+def trace_attempt(*args: Any, **extra: Any) -> Returned:
     """What the pool runs: Celery's ``trace_task_ret`` with what the attempt left behind as a fourth value."""
-    return _trace(trace_task_ret, name, uuid, request, body, content_type, content_encoding, extra)
+    return _trace(trace_task_ret, *args, **extra)
 
 
-def fast_trace_attempt(
-    name: str,
-    uuid: str,
-    request: dict[str, Any],
-    body: Any,
-    content_type: str | None,
-    content_encoding: str | None,
-    **extra: Any,
-) -> Returned:
+def fast_trace_attempt(*args: Any, **extra: Any) -> Returned:
     """The same on Celery's ``fast_trace_task``, where its worker optimisations are set up."""
-    return _trace(fast_trace_task, name, uuid, request, body, content_type, content_encoding, extra)
+    return _trace(fast_trace_task, *args, **extra)
 
 
 def _trace(
-    tracer: Callable[..., tuple[int, Any, Any]],
-    name: str,
-    uuid: str,
-    request: dict[str, Any],
-    body: Any,
-    content_type: str | None,
-    content_encoding: str | None,
-    extra: Mapping[str, Any],
+    tracer: Callable[..., tuple[int, Any, Any]], name: str, uuid: str, request: dict[str, Any], *args: Any, **extra: Any
 ) -> Returned:
-    if name not in _ready:
-        _make_ready(name, request.get("hostname"))
     *lease, retry_count, limit = request.pop(LEASE_KEY)
     attempt = Attempt(Lease._make(lease), _settings(), retry_count, limit)
     with attempts.running(attempt):
-        failed, value, runtime = tracer(name, uuid, request, body, content_type, content_encoding, **extra)
+        failed, value, runtime = tracer(name, uuid, request, *args, **extra)
         _conclude(attempt, failed, value)
     return failed, value, runtime, attempt.collected()
 
