@@ -119,6 +119,22 @@ class PgTruthBackend(BaseBackend):
         if waited:
             signal.announce(waited)
 
+    def mark_as_failure(
+        self,
+        task_id: str,
+        exc: BaseException,
+        traceback: Any = None,
+        request: Any = None,
+        store_result: bool = True,
+        call_errbacks: bool = True,
+        state: str = states.FAILURE,
+    ) -> None:
+        """As Celery's, and a group at the end of the failed chain fails member by member: waiting for it ends."""
+        super().mark_as_failure(task_id, exc, traceback, request, store_result, call_errbacks, state)
+        if request and store_result:
+            for member in _group_members(getattr(request, "chain", None) or ()):
+                self.store_result(member, exc, state, traceback=traceback)
+
     def mark_as_revoked(
         self, task_id: str, reason: str = "", request: Any = None, store_result: bool = True, **kwargs: Any
     ) -> None:
@@ -321,6 +337,27 @@ class PgTruthBackend(BaseBackend):
 
     def __reduce__(self, args: Any = (), kwargs: Any = None) -> Any:
         return super().__reduce__(args, {**(kwargs or {}), "url": self.url})
+
+
+def _group_members(chain: Iterable[Any]) -> Iterator[str]:
+    """The ids of the results that the groups in this chain would have had."""
+    for signature in chain:
+        if signature.get("subtask_type") == "group":
+            yield from _result_ids(signature)
+
+
+def _result_ids(signature: Any) -> Iterator[str]:
+    kwargs = signature.get("kwargs") or {}
+    match signature.get("subtask_type"):
+        case "group" | "chain":
+            for task in kwargs.get("tasks") or ():
+                yield from _result_ids(task)
+        case "chord":
+            yield from _result_ids(kwargs["body"])
+        case _:
+            task_id = signature.get("options", {}).get("task_id")
+            if task_id:
+                yield task_id
 
 
 def _settings(app: Any, url: str | None) -> Settings:
