@@ -29,8 +29,9 @@ from ..jobs import Job, Lease, Requeue, readable
 from ..settings import Settings
 from ..signals import Signal
 from ..states import Outcome
-from .held import Held, Pace, look_ahead
+from .held import LOOK_AHEAD_SECONDS, Held, Pace, look_ahead
 from .settle import Settler
+from .takeback import can_take_back, take_back
 
 logger = get_logger(__name__)
 
@@ -109,11 +110,22 @@ class Worker:
     def _free(self) -> int:
         slots = self.slots()
         multiplier = int(self.consumer.prefetch_multiplier or 0)
-        return slots + look_ahead(slots, self.pace(), multiplier) - self.in_flight()
+        pace = self.pace() if can_take_back(self.consumer.pool) else None
+        return slots + look_ahead(slots, pace, multiplier) - self.in_flight()
 
     def busy(self) -> bool:
         """Whether it could not take anything more now."""
         return self._free() <= 0
+
+    def give_back_waiting(self) -> None:
+        """Give back what was taken ahead, where the pool does not move any more: another worker may be idle."""
+        if self.pace() is not None or self.draining:
+            return
+        too_long = time.monotonic() - 2 * LOOK_AHEAD_SECONDS
+        for held in self.unstarted():
+            if held.taken_at <= too_long and take_back(self.consumer, held):
+                logger.info("%s[%s]: given back, the pool is busy with longer tasks", held.job.task, held.job.id)
+                self.release(held)
 
     def wanted(self) -> int:
         """How many jobs the next turn should claim."""

@@ -32,11 +32,13 @@ class Held:
         "lost",
         "renew_at",
         "request",
+        "taken_at",
     )
 
     def __init__(self, job: Job, attempt: Attempt, renew_at: float) -> None:
         self.job = job
         self.attempt = attempt
+        self.taken_at = time.monotonic()
         self.renew_at = renew_at  # monotonic time at which a third of the lease is left
         self.request: Request | None = None  # once Celery has accepted the message
         self.accepted_at: float | None = None  # monotonic time at which the body started
