@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 from celery import current_app
@@ -29,7 +30,7 @@ from pgtruth_transport.effects.errors import (
 )
 from pgtruth_transport.effects.kinds import Call, Kind, Request
 from pgtruth_transport.effects.ledger import Begun, Ledger, Row, Seen
-from pgtruth_transport.effects.states import Applied, EffectState, NotApplied, StillUnknown
+from pgtruth_transport.effects.states import Answer, Applied, EffectState, NotApplied, StillUnknown
 from pgtruth_transport.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -152,10 +153,12 @@ def _clear(kind: Kind, request: Request, ledger: Ledger) -> None:
 
 def _perform(kind: Kind, begun: Begun, call: Call, ledger: Ledger) -> Any:
     """Call the recipient and record what it gave."""
+    match _bury(kind, begun):
+        case Applied() as earlier:
+            return _record(begun, ledger, earlier)
+        case StillUnknown(why):
+            _no_answer(begun, ledger, EffectUnknown(f"the tombstone for the call before was not confirmed: {why}"))
     try:
-        earlier = _bury(kind, begun)
-        if earlier is not None:
-            return _record(begun, ledger, Applied(earlier.result, earlier.why))
         answer = call(begun.effect())
     except NoEffect as exc:
         _refused(begun, ledger, exc)
@@ -163,22 +166,16 @@ def _perform(kind: Kind, begun: Begun, call: Call, ledger: Ledger) -> Any:
     except Exception as exc:
         _no_answer(begun, ledger, exc)
     except BaseException as exc:  # the process is being stopped; it may still have time to say so
-        ledger.finish(begun, EffectState.UNKNOWN, f"interrupted: {codec.describe(exc)}", error=codec.describe(exc))
+        _interrupted(begun, ledger, f"interrupted: {codec.describe(exc)}")
         raise
     return _record(begun, ledger, Applied(answer, "the call returned"))
 
 
-def _bury(kind: Kind, begun: Begun) -> Applied | None:
+def _bury(kind: Kind, begun: Begun) -> Answer:
     """Before a fresh call: have the recipient promise that no earlier one will act. Applied: one of them has."""
     if begun.number == 1 or kind.tombstone is None:
-        return None
-    match kind.tombstone(begun.effect(begun.number - 1)):
-        case Applied() as applied:
-            return applied
-        case NotApplied():
-            return None
-        case StillUnknown(why):
-            raise EffectUnknown(f"the tombstone for effect {begun.request.key!r} was not confirmed: {why}")
+        return NotApplied()
+    return settling.answer_of(kind.tombstone, begun.effect(begun.number - 1))
 
 
 def _record(begun: Begun, ledger: Ledger, applied: Applied) -> Any:
@@ -214,6 +211,12 @@ def _no_answer(begun: Begun, ledger: Ledger, exc: Exception) -> NoReturn:
         from exc  # fmt: skip
 
 
+def _interrupted(begun: Begun, ledger: Ledger, why: str) -> None:
+    with suppress(*CONNECTION_ERRORS):
+        if ledger.finish(begun, EffectState.UNKNOWN, why, error=why) is None:
+            ledger.late(begun, f"a late end: {why}", None, refused=False)
+
+
 def _finish(begun: Begun, ledger: Ledger, state: EffectState, why: str, **more: Any) -> EffectState | None:
     try:
         return ledger.finish(begun, state, why, **more)
@@ -240,7 +243,7 @@ def _wait_unknown(kind: Kind, key: str, row: Row, ledger: Ledger, why: str) -> N
     if policy.has_given_up(kind, row.age):
         raise EffectGivenUp(
             f"effect {key!r} has been unknown for {row.age:.0f} s ({why}); the job gives up. It stays listed: see "
-            f"'celery pgtruth effects show {key}', then 'effects reconcile' or 'effects resolve'",
+            f"'celery -A … pgtruth effects show {key}', then 'effects reconcile' or 'effects resolve'",
             key=key,
         )
     raise _waiting(ledger, key, row.age, f"effect {key!r} is unknown: {why}")

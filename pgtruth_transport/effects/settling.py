@@ -44,7 +44,9 @@ def ask(kind: Kind, row: Row, ledger: Ledger) -> Answer | None:
         if fence is None:
             return None
     effect = row.effect(fence)
-    answer: Answer = StillUnknown("no reconciler is declared: a person has to say ('celery pgtruth effects resolve')")
+    answer: Answer = StillUnknown(
+        "no reconciler is declared: a person has to say ('celery -A … pgtruth effects resolve')"
+    )
     if kind.reconcile is not None:
         answer = answer_of(kind.reconcile, effect)
     if kind.tombstone is not None and not isinstance(answer, Applied):

@@ -143,6 +143,32 @@ def test_a_definite_refusal_is_no_effect_and_allows_a_fresh_call(
     assert len(gateway.acts()) == 1
 
 
+@pytest.mark.parametrize("answer", [effects.STILL_UNKNOWN, effects.Applied({"r": 1}), RuntimeError("down")])
+def test_no_fresh_call_without_a_confirmed_tombstone(
+    conn: psycopg.Connection[Any], settings: Settings, answer: Any
+) -> None:
+    def tombstone(effect: Effect) -> Any:
+        assert effect.number == 1
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    kind = effects.declare("tests.unconfirmed", fields=("n",), tombstone=tombstone)
+
+    def refuses(effect: Effect) -> None:
+        raise effects.NoEffect("no")
+
+    with pytest.raises(effects.NoEffect):
+        attempt_at(kind, hold(conn, settings, "job"), "k", {"n": 1}, refuses)
+    if isinstance(answer, effects.Applied):
+        fresh = attempt_at(kind, hold(conn, settings, "job"), "k", {"n": 1}, lambda effect: pytest.fail("called"))
+        assert fresh == {"r": 1}
+        return
+    with pytest.raises(effects.EffectWaiting, match="not confirmed"):
+        attempt_at(kind, hold(conn, settings, "job"), "k", {"n": 1}, lambda effect: pytest.fail("called"))
+    assert states(conn) == {"k": "unknown"}
+
+
 def test_not_found_is_not_believed_while_a_request_may_be_on_its_way(
     conn: psycopg.Connection[Any], settings: Settings
 ) -> None:
