@@ -47,6 +47,7 @@ import sys
 from typing import Any
 
 from pgtruth_transport.errors import TransactionError
+from pgtruth_transport.transactions import bulk
 from pgtruth_transport.transactions.scope import Scope
 
 __all__ = ["TransactionError", "finish_with", "finish_with_async", "in_transaction"]
@@ -63,7 +64,9 @@ def in_transaction(target: Any) -> Scope:
     ``target`` is a SQLAlchemy or psycopg connection or session, sync or async, or a Django connection alias; anything
     else, and whatever cannot carry a job, is a :class:`TransactionError`. See the module for what is promised.
     """
-    return _scope_of(target, "in_transaction")
+    scope = _scope_of(target, "in_transaction")
+    bulk.prepare_apps()
+    return scope
 
 
 def finish_with(target: Any, result: Any = None) -> None:

@@ -64,6 +64,8 @@ class Scope:
         self._collected: list[Statement | tuple[Database, JobRow]] = []
         self._written: list[tuple[Database, JobRow]] = []
         self._afterwards: list[Callable[[], None]] = []
+        self.last: tuple[Database, JobRow] | None = None  # what was published last ...
+        self.patterns: dict[str, Any] = {}  # ... and what bulk has made of such, by task
 
     # What a kind of connection must say.
 
@@ -105,6 +107,7 @@ class Scope:
             self._publish_around(database, rows)
             return
         self._add(database, [(database, row) for row in rows])
+        self.last = (database, rows[-1])
 
     def execute(self, database: Database, name: str, parameters: Mapping[str, Any]) -> None:
         """Collect another statement of ``sql/`` that must commit with the rows (a chord's size, for instance)."""
