@@ -8,22 +8,25 @@ import signal
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 
-from pgtruth_transport import effects
+from pgtruth_transport import attempts, effects
 from pgtruth_transport.attempts import Attempt
 from pgtruth_transport.effects.kinds import Effect, Kind
 from pgtruth_transport.jobs import Lease
 from pgtruth_transport.settings import Settings
 from pgtruth_transport.testing.processes import ServerProcess, free_port
+from tasks import payments
 from tests.support import ROOT
 
+ORDER = {"order_id": "7", "cents": 1000, "currency": "EUR"}
 HOLD = """
 INSERT INTO pgtruth.jobs AS j (id, status, task, queue, owned_by, lease_expires_at, lease_version, claimed_at)
 VALUES (%(id)s, 'processing', 'tests.effect', 'tests', %(owner)s, clock_timestamp() + %(seconds)s * interval '1 second',
@@ -181,3 +184,31 @@ def kind_for(
         in_flight=0 if recipient.guard in ("tombstone", "fence") else 3600,
         outside_lease=60,
     )
+
+
+def attempt_at(kind: Kind, attempt: Attempt, key: str = "charge:7", payload: Any = None, call: Any = None) -> Any:
+    """What one attempt's body does."""
+    with attempts.running(attempt):
+        return kind.apply(key, ORDER if payload is None else payload, call or payments._send)
+
+
+def unknown(conn: psycopg.Connection[Any], settings: Settings, kind: Kind, key: str, payload: Any = None) -> None:
+    """An effect that nobody knows about."""
+
+    def fails(effect: Effect) -> None:
+        raise TimeoutError("no answer")
+
+    with pytest.raises(effects.EffectUnknown):
+        attempt_at(kind, hold(conn, settings, f"job of {key}"), key, payload, fails)
+    let_go(conn, f"job of {key}")
+    assert states(conn)[key] == "unknown"
+
+
+@contextmanager
+def running_gateway(folder: Path) -> Iterator[GatewayProcess]:
+    """The gateway process, for as long as the block lasts."""
+    process = GatewayProcess(folder).start()
+    try:
+        yield process
+    finally:
+        process.stop()

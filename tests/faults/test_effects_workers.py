@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from tests.support import ROOT, WorkerProcess, app_environment, eventually, runs
-from tests.support_effects import GatewayProcess, states
+from tests.support_effects import GatewayProcess, running_gateway, states
 from tests.support_jobs import client, job, outcomes, wait_status
 
 Conn = psycopg.Connection[Any]
@@ -25,9 +25,8 @@ FAST = {"lease_seconds": 3, "reap_interval": 1, "poll_interval": 0.3}
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[GatewayProcess]:
-    process = GatewayProcess(tmp_path).start()
-    yield process
-    process.stop()
+    with running_gateway(tmp_path) as process:
+        yield process
 
 
 @pytest.fixture
