@@ -82,6 +82,7 @@ class Search(NamedTuple):
     started: list[str]  # tasks whose start is shown as STARTED
     limit_tasks: list[str]  # tasks with their own max_retries ...
     limits: list[int]  # ... and how many
+    strangers: list[str] = []  # noqa: RUF012 - tasks that it has just met and does not know
 
 
 def claim(conn: Connection, db: Database, search: Search, count: int, owner: str) -> psycopg.Cursor[Any]:

@@ -1,6 +1,6 @@
 -- Called by: lifecycle.claim, once per turn of a worker's loop. queues[] and priorities[] are parallel, in search order.
 -- Locks: the claimed rows only, one by one (the LIMIT stops the nested loop), skipping what others hold.
--- Index: jobs_claim, one range per (queue, priority) bounded by run_at (no backlog, no far ETAs); jobs_pkey (|| '', see job_finish).
+-- Index: jobs_claim, one range per (queue, priority) bounded by run_at (no backlog, no far ETAs); jobs_pkey (|| '', see job_finish; on task, statistics of one task must not mislead).
 WITH picked AS MATERIALIZED (
     SELECT c.id
     FROM unnest(%(queues)s::text[], %(priorities)s::smallint[]) AS s(queue, priority)
@@ -10,6 +10,7 @@ WITH picked AS MATERIALIZED (
         WHERE j.status = 'queued' AND j.queue = s.queue AND j.priority = s.priority
             AND j.run_at <= (SELECT clock_timestamp())
             AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
+            AND NOT (j.task || '' = ANY(%(strangers)s::text[]))
         ORDER BY j.run_at, j.id
         LIMIT %(count)s
         FOR UPDATE OF j SKIP LOCKED

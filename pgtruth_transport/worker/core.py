@@ -29,7 +29,7 @@ from ..jobs import Job, Lease, Requeue, readable
 from ..settings import Settings
 from ..signals import Signal
 from ..states import Outcome
-from .held import LOOK_AHEAD_SECONDS, Held, Pace, look_ahead
+from .held import LOOK_AHEAD_SECONDS, Held, Pace, Strangers, look_ahead
 from .settle import Settler
 from .takeback import can_take_back, take_back
 
@@ -65,7 +65,8 @@ class Worker:
         self._hungry = True  # the last claim filled every slot, or something has changed since
         self._lock = threading.RLock()  # over what is held and what has ended; never kept while waiting for the server
         self._turn_lock = threading.RLock()  # one turn at a time
-        self._knowledge: tuple[Any, ...] = ([], [], [], [])
+        self._knowledge: tuple[list[str], list[str], list[str], list[int]] = ([], [], [], [])
+        self._strangers = Strangers()
         self.next_due: float | None = None  # seconds, as of the last claim that found nothing
 
     # What the consumer tells.
@@ -77,7 +78,7 @@ class Worker:
 
     def learn_tasks(self) -> None:
         """Note what the claim must know of the registered tasks."""
-        early, started, limit_tasks, limits = [], [], [], []
+        early, started, limit_tasks, limits = list[str](), list[str](), list[str](), list[int]()
         for name, task in self.app.tasks.items():
             if not task.acks_late:
                 early.append(name)
@@ -138,7 +139,8 @@ class Worker:
         queues = self.queues[self._rotation :] + self.queues[: self._rotation]
         self._rotation = (self._rotation + 1) % max(1, len(self.queues))
         pairs = [(queue, priority) for priority in range(9, -1, -1) for queue in queues]
-        return lifecycle.Search([q for q, _ in pairs], [p for _, p in pairs], *self._knowledge)
+        strangers = self._strangers.away(time.monotonic())
+        return lifecycle.Search([q for q, _ in pairs], [p for _, p in pairs], *self._knowledge, strangers)
 
     # The turn.
 
@@ -195,12 +197,7 @@ class Worker:
 
     def _hand_over(self, held: Held) -> None:
         if held.job.task not in self.consumer.strategies:
-            self.settler.count(counters.UNKNOWN_TASKS)
-            delay = min(30.0, 1.0 + held.job.lease_version / 2)
-            error = f"no worker that took this job knows the task {held.job.task!r}"
-            logger.warning("%s[%s]: task unknown to this worker, left for another", held.job.task, held.job.id)
-            held.attempt.ask_requeue(Requeue(Outcome.RELEASED, delay=delay, unknown=True, error=readable(error)))
-            self.conclude(held)
+            self._leave_to_others(held)
             return
         try:
             if self.deliver is None:
@@ -213,6 +210,18 @@ class Worker:
             logger.exception("%s[%s] cannot be delivered", held.job.task, held.job.id)
             held.attempt.end(attempts.failed(f"the message could not be delivered: {type(exc).__name__}: {exc}"))
             self.conclude(held)
+
+    def _leave_to_others(self, held: Held) -> None:
+        """Give back at once a job whose task this worker does not know, and look away from that task for a while."""
+        task = held.job.task
+        self.settler.count(counters.UNKNOWN_TASKS)
+        if task not in self._strangers.away(time.monotonic()):
+            seconds = self._strangers.meet(task, time.monotonic())
+            logger.warning("%s[%s]: task unknown to this worker, left for another", task, held.job.id)
+            logger.info("%s: not taken again for %g s", task, seconds)
+        error = f"no worker that took this job knows the task {task!r}"
+        held.attempt.ask_requeue(Requeue(Outcome.RELEASED, unknown=True, error=readable(error)))
+        self.conclude(held)
 
     def held_of(self, message: Any) -> Held | None:
         """The held job that a delivered message belongs to."""

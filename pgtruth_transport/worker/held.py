@@ -102,3 +102,23 @@ class Pace:
         if not self._count or self._busy_since is None:
             return None
         return self._count / max(0.02, min(self._window, now - self._busy_since))
+
+
+class Strangers:
+    """The task names that this worker has met and does not know: which to leave alone now, longer each time."""
+
+    FIRST, MOST = 1.0, 30.0  # seconds
+
+    def __init__(self) -> None:
+        self._until: dict[str, tuple[float, float]] = {}  # name -> when to ask again, how long it was
+
+    def meet(self, task: str, now: float) -> float:
+        """``task`` was met; returns the seconds for which it is left to others."""
+        _, before = self._until.get(task, (0.0, self.FIRST / 2))
+        seconds = min(self.MOST, before * 2)
+        self._until[task] = now + seconds, seconds
+        return seconds
+
+    def away(self, now: float) -> list[str]:
+        """The names to leave alone now."""
+        return [task for task, (until, _) in self._until.items() if until > now]
