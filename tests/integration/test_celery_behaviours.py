@@ -1,0 +1,190 @@
+"""What Celery's users see through any transport: remote control, revokes, purge, reconnects, pools, plain kombu."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import kombu
+import psycopg
+import pytest
+from celery import Celery
+from celery.exceptions import TaskRevokedError
+from kombu.exceptions import OperationalError
+
+from pgtruth_transport import db as connections
+from pgtruth_transport.migrate import migrate
+from pgtruth_transport.settings import Settings
+from pgtruth_transport.testing.servers import EmbeddedPostgres
+from pgtruth_transport.urls import parse_url
+from tests import support
+from tests.support import WorkerProcess, eventually, runs
+
+Start = Callable[..., WorkerProcess]
+
+
+@pytest.fixture
+def app(database_url: str) -> Any:
+    """A client's view of ``tests.apps.basic``: it knows URLs and names, no task."""
+    client = Celery("client", broker=database_url, backend=database_url, set_as_current=False)
+    yield client
+    client.close()
+
+
+def queued(app: Celery, task: str = "run", **options: Any) -> Any:
+    return app.send_task(f"tests.apps.basic.{task}", args=options.pop("args", (1,)), **options)
+
+
+def test_a_revoke_before_any_worker_is_up_lasts(app: Celery, worker: Start, conn: psycopg.Connection[Any]) -> None:
+    revoked, kept = queued(app), queued(app)
+    revoked.revoke()
+    worker()
+    assert kept.get(timeout=20) == 1
+    with pytest.raises(TaskRevokedError):
+        revoked.get(timeout=20)
+    assert runs(conn) == 1
+
+
+def test_a_revoke_by_stamps_before_any_worker_is_up_lasts(
+    app: Celery, worker: Start, conn: psycopg.Connection[Any]
+) -> None:
+    stamps = {"stamped_headers": ["tenant"], "tenant": ["acme"]}
+    revoked, kept = queued(app, **stamps), queued(app)
+    app.control.revoke_by_stamped_headers({"tenant": ["acme", "other"]})
+    worker()
+    assert kept.get(timeout=20) == 1
+    assert revoked.state == "REVOKED"
+    assert runs(conn) == 1
+
+
+def test_inspect_lists_what_waits_for_its_time(app: Celery, worker: Start) -> None:
+    process = worker()
+    later = queued(app, countdown=600)
+    name = f"{process.name}@localhost"
+    (entry,) = app.control.inspect(timeout=5, limit=1).scheduled()[name]
+    assert entry["request"]["id"] == later.id
+    assert entry["request"]["args"] == [1]
+    state, info = app.control.inspect(timeout=5, limit=1).query_task(later.id)[name][later.id]
+    assert (state, info["id"]) == ("scheduled", later.id)
+    assert app.control.inspect(timeout=5, limit=1).query_task("unknown")[name] == {}
+
+
+def test_each_worker_answers_once(app: Celery, worker: Start) -> None:
+    names = {f"{worker().name}@localhost" for _ in range(2)}
+    answers = app.control.ping(timeout=5, limit=2)
+    assert {name for answer in answers for name in answer} == names
+    assert len(answers) == 2
+
+
+def test_purge_returns_a_count_then_none(app: Celery) -> None:
+    for _ in range(3):
+        queued(app)
+    assert app.control.purge() == 3
+    assert app.control.purge() == 0
+
+
+def test_a_worker_whose_database_restarts_says_so_and_works_on(tmp_path: Path) -> None:
+    with EmbeddedPostgres() as server:
+        name = f"restart_{secrets.token_hex(4)}"
+        server.create_database(name)
+        url = server.url_for(name)
+        migrate(Settings.make(url))
+        with psycopg.connect(parse_url(url), autocommit=True) as conn:
+            conn.execute(support.RUNS_TABLE)
+        client = Celery("client", broker=url, backend=url, set_as_current=False)
+        process = WorkerProcess(url, tmp_path / "worker.log", result=url)
+        try:
+            process.wait_ready()
+            assert queued(client).get(timeout=20) == 1
+            server.restart()
+            process.wait_output("Connection to broker lost", timeout=20)
+            process.wait_output("Connected to", timeout=30, times=2)
+            connections.close_all()
+            assert queued(client).get(timeout=30) == 1
+        finally:
+            process.stop()
+            client.close()
+            connections.close_all()
+
+
+def test_a_dead_server_is_a_connection_error_within_ten_seconds() -> None:
+    with closing(socket.socket()) as taken:  # bound, not listening: refused at once
+        taken.bind(("127.0.0.1", 0))
+        connection = kombu.Connection(f"pgtruth://nobody@127.0.0.1:{taken.getsockname()[1]}/nowhere")
+        begun = time.monotonic()
+        with pytest.raises(connection.connection_errors):
+            connection.connect()
+        client = Celery("client", broker=connection.hostname, set_as_current=False)
+        client.conf.task_publish_retry = False
+        with pytest.raises(OperationalError):
+            client.send_task("anything")
+        assert time.monotonic() - begun < 10
+
+
+def test_a_worker_that_cannot_connect_tries_again_with_the_usual_words(tmp_path: Path) -> None:
+    process = WorkerProcess("pgtruth://nobody@127.0.0.1:1/nowhere", tmp_path / "worker.log", result="disabled://")
+    try:
+        process.wait_output("Trying again in 2.00 seconds", timeout=30)
+    finally:
+        process.kill9()
+
+
+def test_a_pool_that_spawns_its_children(app: Celery, worker: Start, conn: psycopg.Connection[Any]) -> None:
+    worker(conf={"worker_pool_start_method": "spawn"}, concurrency=1)
+    assert queued(app).get(timeout=30) == 1
+    ids = queued(app, "publishes", args=(2,)).get(timeout=30)
+    assert [app.AsyncResult(job_id).get(timeout=30) for job_id in ids] == [0, 1]
+
+
+def test_autoscale_grows_with_the_backlog(app: Celery, worker: Start, conn: psycopg.Connection[Any]) -> None:
+    process = worker(args=("--autoscale=3,1",))
+    waiting = [queued(app, "sleepy", args=(3, number)) for number in range(6)]
+    eventually(lambda: len(process.children()) >= 3, timeout=20)
+    assert [result.get(timeout=40) for result in waiting] == list(range(6))
+
+
+def test_the_pool_grows_shrinks_and_consumes_other_queues(app: Celery, worker: Start) -> None:
+    process = worker(concurrency=1)
+    app.control.pool_grow(1, reply=True, timeout=5, limit=1)
+    eventually(lambda: len(process.children()) == 2)
+    app.control.add_consumer("extra", reply=True, timeout=5, limit=1)
+    assert queued(app, queue="extra").get(timeout=20) == 1
+    app.control.cancel_consumer("extra", reply=True, timeout=5, limit=1)
+    left = queued(app, queue="extra")
+    assert queued(app).get(timeout=20) == 1
+    assert left.state == "PENDING"
+
+
+def test_a_connection_that_closes_gives_back_what_it_holds(database_url: str) -> None:
+    name = f"q{secrets.token_hex(4)}"
+    with kombu.Connection(database_url) as first:
+        queue = first.SimpleQueue(name)
+        queue.put({"n": 1})
+        queue.put({"n": 2})
+        assert queue.get(timeout=5).payload == {"n": 1}
+    with kombu.Connection(database_url) as second, closing(second.SimpleQueue(name)) as queue:
+        again = queue.get(timeout=5)
+        assert (again.payload, again.delivery_info["redelivered"]) == ({"n": 1}, True)
+        again.ack()
+        last = queue.get(timeout=5)
+        assert last.payload == {"n": 2}
+        last.ack()
+
+
+def test_a_topic_queue_keeps_what_comes_before_its_consumer(database_url: str) -> None:
+    exchange = kombu.Exchange("news", "topic")
+    queue = kombu.Queue("all-news", exchange, routing_key="news.#")
+    with kombu.Connection(database_url) as connection:
+        queue(connection.default_channel).declare()
+        kombu.Producer(connection, exchange).publish("early", routing_key="news.today", serializer="json")
+    found: list[Any] = []
+    with kombu.Connection(database_url) as connection:
+        consumer = kombu.Consumer(connection, [queue], callbacks=[lambda body, m: (found.append(body), m.ack())])
+        with consumer:
+            connection.drain_events(timeout=5)
+    assert found == ["early"]
