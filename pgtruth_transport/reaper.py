@@ -21,6 +21,7 @@ from kombu.serialization import loads, prepare_accept_content
 from . import attempts, chords, counters, lifecycle, publish
 from .attempts import Attempt
 from .db import Database
+from .effects import book
 from .jobs import Ending, Job, Lease
 from .runtime import runtime
 from .settings import Settings
@@ -91,6 +92,7 @@ def _sweep(app: Any, database: Database, signal: Signal, *, reap: bool) -> Swept
     expired = _end_all(app, database, signal, lifecycle.lock_expired, "expired")
     reason = f"no worker knew this task for {database.settings.unknown_task_wait:g} s"
     unknown = _end_all(app, database, signal, lifecycle.lock_unknown, reason, state="FAILURE")
+    book.lapse_due(database, "sweep", BATCH)  # effects that a dead attempt had begun are unknown now
     with database.connection() as conn:
         for queue in lifecycle.due_queues(conn, database):
             queues.setdefault(queue, [])

@@ -7,6 +7,7 @@ from typing import Any
 from celery import Task
 from celery.exceptions import Ignore, Reject
 
+from .effects.errors import FINAL
 from .foreign import settled_first
 
 
@@ -19,7 +20,7 @@ class TruthTask(Task):
 
     abstract = True
     autoretry_for: tuple[type[BaseException], ...] = (Exception,)
-    dont_autoretry_for = (Ignore, Reject)
+    dont_autoretry_for = (Ignore, Reject, *FINAL)  # an effect that ends the same way however often it is asked
     retry_backoff = 1
     retry_backoff_max = 600
     retry_jitter = True
