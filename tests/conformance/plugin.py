@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from fnmatch import fnmatch
+from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.timeout(min(seconds, TIMEOUT)), append=False)
         name = item.nodeid.rpartition("/")[2]
         for pattern, reason in EXCEPTIONS.items():
-            if name == pattern or fnmatch(name, pattern.replace("[", "[[]")):
+            if name == pattern or fnmatchcase(name, pattern):
                 item.add_marker(pytest.mark.skip(reason=f"exception: {reason}"), append=False)
 
 
