@@ -81,6 +81,26 @@ def test_each_worker_answers_once(app: Celery, worker: Start) -> None:
     assert len(answers) == 2
 
 
+def test_workers_know_of_each_other(worker: Start) -> None:
+    first = worker(level="DEBUG")
+    second = worker()
+    second.wait_output("mingle: sync with 1 nodes", timeout=10)
+    first.wait_output(f"{second.name}@localhost joined the party", timeout=20)
+
+
+@pytest.mark.parametrize("pool", ["solo", "threads", "gevent"])
+def test_every_pool_runs_answers_and_stops(
+    pool: str, app: Celery, worker: Start, conn: psycopg.Connection[Any]
+) -> None:
+    process = worker(pool=pool)
+    assert [queued(app, args=(n,)).get(timeout=20) for n in range(3)] == [0, 1, 2]
+    ids = queued(app, "publishes", args=(2,)).get(timeout=20)
+    assert [app.AsyncResult(job_id).get(timeout=20) for job_id in ids] == [0, 1]
+    assert app.control.ping(timeout=5, limit=1) == [{f"{process.name}@localhost": {"ok": "pong"}}]
+    process.sigterm()
+    assert process.wait(20) == 0
+
+
 def test_purge_returns_a_count_then_none(app: Celery) -> None:
     for _ in range(3):
         queued(app)
