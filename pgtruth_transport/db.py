@@ -39,6 +39,8 @@ CONNECTION_ERRORS: Final[tuple[type[Exception], ...]] = (
 #: serialization_failure, deadlock_detected: the same statement succeeds when it is run again.
 TRANSIENT: Final = frozenset({"40001", "40P01"})
 MAX_IDLE: Final = 4
+#: Seconds for which a process that is stopping does not ask a silent server again.
+GIVEN_UP: Final = 10.0
 _ATTEMPTS: Final = 5
 
 
@@ -49,6 +51,7 @@ class Connection(psycopg.Connection[TupleRow]):
     """
 
     patience: float | None = None
+    on_silence: Callable[[], None] | None = None
 
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
         if self.patience is not None:
@@ -69,6 +72,8 @@ def _bounded(conn: Connection, gen: Generator[Any, Any, T], seconds: float) -> G
             if not ready and time.monotonic() > deadline:
                 gen.close()
                 conn.pgconn.finish()
+                if conn.on_silence is not None:
+                    conn.on_silence()
                 raise psycopg.OperationalError(f"PostgreSQL did not answer within {seconds:g} s")
             wanted = gen.send(ready)
     except StopIteration as end:
@@ -84,6 +89,8 @@ class Database:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
+        self._leaving = False
+        self._ask_again_at = 0.0
 
     @classmethod
     def of(cls, settings: Settings) -> Database:
@@ -100,6 +107,7 @@ class Database:
 
         ``patience`` bounds the wait for each answer. What a body leaves broken, or inside a transaction, is closed.
         """
+        self._refuse_in_vain()
         connection = self._take() or self._connect(self.settings.application_name)
         connection.patience = patience
         reusable = True
@@ -121,6 +129,18 @@ class Database:
     def sql(self, name: str) -> bytes:
         """The statement of ``sql/<name>.sql`` for this schema."""
         return sql.load(name, self.settings.schema)
+
+    def leave(self) -> None:
+        """This process is stopping: a server that has kept silent once is not waited for by everybody who leaves."""
+        self._leaving = True
+
+    def _silent(self) -> None:
+        if self._leaving:
+            self._ask_again_at = time.monotonic() + GIVEN_UP
+
+    def _refuse_in_vain(self) -> None:
+        if time.monotonic() < self._ask_again_at:
+            raise psycopg.OperationalError("PostgreSQL did not answer, and this process is stopping")
 
     def close(self) -> None:
         """Close what is idle. The database stays usable: the next statement opens a new connection."""
@@ -166,6 +186,7 @@ class Database:
         self._idle = []
 
     def _connect(self, application_name: str, *, listen: bool = False) -> Connection:
+        self._refuse_in_vain()
         settings = self.settings
         conninfo = parse_url(settings.listen_url) if listen and settings.listen_url else settings.conninfo
         timeout = settings.connect_timeout
@@ -185,7 +206,10 @@ class Database:
                 autocommit=True, prepare_threshold=5 if settings.prepare else None, **wanted
             )
         except psycopg.OperationalError as exc:
+            if isinstance(exc, psycopg.errors.ConnectionTimeout):
+                self._silent()
             raise psycopg.OperationalError(f"cannot connect to PostgreSQL at {_place(wanted)}: {exc}") from exc
+        connection.on_silence = self._silent
         _live.add(connection)
         return connection
 

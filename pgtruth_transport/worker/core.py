@@ -260,7 +260,7 @@ class Worker:
             self._ended.append(held)
             running = self.in_flight()
         if self.draining:
-            self.settle_now()
+            self._settle_or_keep()
         elif self.request_turn is None:
             return  # no connection: settled when there is one again
         elif running > min(self.slots(), len(self._ended)):
@@ -389,6 +389,21 @@ class Worker:
         """Held jobs whose body has not started."""
         with self._lock:
             return [h for h in self.held.values() if h.accepted_at is None and not h.concluded]
+
+    def drain(self) -> None:
+        """Stopping: claim nothing more, settle each end at once, and do not wait twice for a silent database."""
+        self.draining = True
+        self.database.leave()
+
+    def unsettled(self) -> int:
+        """How many ends are known here and nowhere else."""
+        return len(self._ended)
+
+    def _settle_or_keep(self) -> None:
+        try:
+            self.settle_now()
+        except CONNECTION_ERRORS as exc:  # tried once more as the last thing that this process does
+            logger.warning("%d end(s) wait for the database: %s", self.unsettled(), str(exc).strip().splitlines()[0])
 
     def settle_now(self) -> None:
         """Settle outside the loop's turns: at a shutdown, or where a body has the loop's thread."""

@@ -75,14 +75,14 @@ class PgTruthStep(bootsteps.StartStopStep):
         self._release(c.pgtruth, [held for held in c.pgtruth.unstarted() if was_dropped(held)])
 
     def close(self, c: Any) -> None:
-        c.pgtruth.draining = True
+        c.pgtruth.drain()
 
     def terminate(self, c: Any) -> None:
-        c.pgtruth.draining = True
+        c.pgtruth.drain()
 
     def shutdown(self, c: Any) -> None:
         worker: Worker = c.pgtruth
-        worker.draining = True
+        worker.drain()
         for duty in self.duties:
             duty.stop()
         self._release(worker, [held for held in list(worker.held.values()) if not held.concluded])
@@ -98,4 +98,5 @@ class PgTruthStep(bootsteps.StartStopStep):
         try:
             worker.settle_now()
         except CONNECTION_ERRORS as exc:
-            logger.warning("%d job(s) are left to their leases: %s", len(held), str(exc).strip().splitlines()[0])
+            left = worker.unsettled()
+            logger.warning("%d job(s) are left to their leases: %s", left, str(exc).strip().splitlines()[0])
