@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import signal
+import sys
 import time
 
 import measures
@@ -104,6 +106,7 @@ def main() -> None:
     p.add_argument("results", nargs="+")
     p.add_argument("--base", default=report.BASE)
     o = ap.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that workers and servers end with us
     o.f(o)
 
 
