@@ -110,7 +110,7 @@ class Scope:
         self.last = (database, rows[-1])
 
     def execute(self, database: Database, name: str, parameters: Mapping[str, Any]) -> None:
-        """Collect another statement of ``sql/`` that must commit with the rows (a chord's size, for instance)."""
+        """Collect another statement of ``sql/`` that must commit with the rows."""
         self._add(database, [Statement(database, name, parameters)])
 
     def _add(self, database: Database, items: Sequence[Statement | tuple[Database, JobRow]]) -> None:
@@ -266,6 +266,18 @@ class Scope:
         if self._outer is not None:
             with suppress(ValueError):  # left in another context than it was entered in: there it has no effect
                 transaction_scope.reset(self._outer)
+
+
+def join(database: Database, name: str, parameters: Mapping[str, Any]) -> bool:
+    """Have a statement of ``sql/`` commit with the publishes of the open block; ``False`` where there is none.
+
+    For what belongs to a canvas and is not a job: the size of a chord, a group's shape.
+    """
+    scope = transaction_scope.get()
+    if not isinstance(scope, Scope) or not scope.open:
+        return False
+    scope.execute(database, name, parameters)
+    return True
 
 
 def wake_committed(database: Database, rows: Sequence[JobRow]) -> None:

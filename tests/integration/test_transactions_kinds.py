@@ -27,6 +27,7 @@ from pgtruth_transport.runtime import Runtime
 from pgtruth_transport.settings import Settings
 from pgtruth_transport.testing.servers import PostgresServer
 from pgtruth_transport.transactions import TransactionError, in_transaction
+from pgtruth_transport.transactions.scope import join
 from pgtruth_transport.urls import parse_url
 from tests.support_transactions import sqlalchemy_url
 
@@ -484,6 +485,30 @@ def test_plain_with_on_an_asynchronous_connection(
 
     play(case)
     assert sorted(signal.woken) == ["a", "b"]
+
+
+def test_other_statements_may_join(
+    play: Callable[[Case], None], db: Database, conn: psycopg.Connection[Any], signal: Recorder
+) -> None:
+    async def case(handle: Handle) -> None:
+        assert not join(db, "chord_size", {"id": "c", "size": 2})
+        for end in (handle.rollback, handle.commit):
+            async with handle.block():
+                put(db, "a")
+                assert join(db, "chord_size", {"id": "c", "size": 2})
+                put(db, "b")
+            assert chords() == 0
+            await end()
+
+    def chords() -> int:
+        row = conn.execute("SELECT count(*) FROM pgtruth.chords WHERE id = 'c'").fetchone()
+        assert row is not None
+        return int(row[0])
+
+    conn.execute("DELETE FROM pgtruth.chords")
+    play(case)
+    assert chords() == 1
+    assert ids(conn) == {"a", "b"}
 
 
 def test_plain_with_inside_a_savepoint_that_was_never_opened(
