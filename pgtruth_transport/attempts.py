@@ -44,6 +44,7 @@ class Attempt:
         "replaced",
         "requeue",
         "retry_count",
+        "returned",
         "rows",
         "settings",
         "settled",
@@ -57,6 +58,7 @@ class Attempt:
         self.limit = limit  # how many retries the job may have
         self.buffering = False  # the body has ended: publishes wait for the finish
         self.body_rows = 0  # how many of the rows the body itself published
+        self.returned = False  # the body has returned: what is published next are the callbacks of a success
         self.replaced = False
         self.settled = False  # already written (by the child, or together with the application's own commit)
         self.ending: Ending | None = None
@@ -79,9 +81,9 @@ class Attempt:
     def owned_by(self) -> str:
         return self.lease.owned_by
 
-    def body_ended(self) -> None:
+    def body_ended(self, *, returned: bool) -> None:
         """From here on publishes belong to the finish."""
-        self.buffering = True
+        self.buffering, self.returned = True, returned
         self.body_rows = len(self.rows)
 
     # What it collects. The first outcome wins: Celery sometimes reports the same end twice.
@@ -95,7 +97,7 @@ class Attempt:
         if self.has_outcome:
             return
         self.ending = ending
-        if ending.status is Status.FAILED:
+        if ending.status is Status.FAILED and self.returned:
             # the result could not be encoded after the callbacks were published: they belong to a success
             del self.rows[self.body_rows :]
 

@@ -268,14 +268,16 @@ class Worker:
         else:
             self.request_turn(0)
 
-    def closed(self, held: Held) -> None:
-        """The report of an end is complete."""
+    def closed(self, held: Held, *, answered: bool) -> None:
+        """The report of an end is complete; ``answered``: with an ack or a reject, which may still be on its way."""
         if held.attempt.has_outcome:
             self.conclude(held)
         elif held.answer is not None:
             acknowledged, requeue = held.answer
             held.answer = None
             self.acknowledge(held) if acknowledged else self.reject(held, requeue)
+        elif not answered and held.fallback is not None:  # acknowledged before it ran, and no result is kept
+            self.acknowledge(held)
 
     def acknowledge(self, held: Held) -> None:
         """An ack settles whatever is not settled yet; an early one only says that the job may not run again."""
@@ -309,9 +311,8 @@ class Worker:
             held.attempt.end(attempts.failed(held.fallback or "rejected"))
         self.conclude(held)
 
-    def failed(self, held: Held, exc_info: Any) -> None:
+    def failed(self, held: Held, exc: BaseException) -> None:
         """Note why an attempt ended without its own word, for the ack or reject that follows."""
-        exc = getattr(exc_info.exception, "exc", exc_info.exception)  # billiard wraps it with its traceback
         held.cause, held.fallback = exc, readable(f"{type(exc).__name__}: {exc}")
 
     def retries_time_outs(self, held: Held) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from billiard.einfo import ExceptionInfo
 from celery import signals
 from celery.app import trace as celery_trace
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded
@@ -68,6 +69,9 @@ def request_class(worker: Worker, task: Any, consumer: Any) -> type[Any]:
             super().on_accepted(pid, time_accepted)
 
         def on_success(self, returned: Any, **kwargs: Any) -> None:
+            if isinstance(returned, ExceptionInfo):  # a thread's body has left by SystemExit
+                self.on_failure(returned)
+                return
             failed, value, runtime, collected = returned
             self.held.attempt.merge(collected)
             if failed:
@@ -78,18 +82,19 @@ def request_class(worker: Worker, task: Any, consumer: Any) -> type[Any]:
                 worker.conclude(self.held)
 
         def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
-            exc = getattr(exc_info.exception, "exc", exc_info.exception)
+            exc = getattr(exc_info.exception, "exc", exc_info.exception)  # billiard wraps it with its traceback
             if isinstance(exc, TimeLimitExceeded) and self._retry_time_out(exc):
                 return
             with self._closing():
+                worker.failed(self.held, exc)
                 super().on_failure(exc_info, send_failed_event, return_ok)
-                worker.failed(self.held, exc_info)
 
         def on_timeout(self, soft: bool, timeout: float) -> None:
             if soft:
                 super().on_timeout(soft, timeout)
             elif not self._retry_time_out(TimeLimitExceeded(timeout)):
                 with self._closing():
+                    worker.failed(self.held, TimeLimitExceeded(timeout))
                     super().on_timeout(soft, timeout)
 
         def _retry_time_out(self, exc: TimeLimitExceeded) -> bool:
@@ -115,7 +120,7 @@ def request_class(worker: Worker, task: Any, consumer: Any) -> type[Any]:
         @contextmanager
         def _closing(self) -> Iterator[None]:
             """While an end is being reported: what is published now belongs to it, and an early ack waits for it."""
-            outer = self.held.closing
+            outer, acknowledged = self.held.closing, self.acknowledged
             self.held.closing = True
             try:
                 with attempts.ending(self.held.attempt):
@@ -123,7 +128,7 @@ def request_class(worker: Worker, task: Any, consumer: Any) -> type[Any]:
             finally:
                 self.held.closing = outer
                 if not outer:
-                    worker.closed(self.held)
+                    worker.closed(self.held, answered=self.acknowledged and not acknowledged)
 
     return TruthRequest
 

@@ -114,11 +114,14 @@ def mark_body(task: Any) -> None:
 
     def marked_run(*args: Any, **kwargs: Any) -> Any:
         attempt = attempts.find(task.request.id)
+        returned = False
         try:
-            return run(*args, **kwargs)
+            value = run(*args, **kwargs)
+            returned = True
+            return value
         finally:
             if attempt is not None:
-                attempt.body_ended()
+                attempt.body_ended(returned=returned)
 
     def marked_replace(sig: Any) -> Any:
         attempt = attempts.find(task.request.id)
