@@ -39,6 +39,8 @@ def fast_trace_attempt(*args: Any, **extra: Any) -> Returned:
 def _trace(
     tracer: Callable[..., tuple[int, Any, Any]], name: str, uuid: str, request: dict[str, Any], *args: Any, **extra: Any
 ) -> Returned:
+    if name not in _ready:
+        _make_ready(name, request.get("hostname"))
     *lease, retry_count, limit = request.pop(LEASE_KEY)
     attempt = Attempt(Lease._make(lease), _settings(), retry_count, limit)
     with attempts.running(attempt):
