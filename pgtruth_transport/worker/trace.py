@@ -41,6 +41,8 @@ def _trace(
 ) -> Returned:
     if name not in _ready:
         _make_ready(name, request.get("hostname"))
+    if name not in _ready:  # without it callbacks and chain steps are published before the end, not with it
+        _make_ready(name, request.get("hostname"))
     *lease, retry_count, limit = request.pop(LEASE_KEY)
     attempt = Attempt(Lease._make(lease), _settings(), retry_count, limit)
     with attempts.running(attempt):
