@@ -1,4 +1,4 @@
-"""A pool child is forked before the worker marks its tasks: what follows a body must wait for the finish all the same."""
+"""A pool child starts before the worker marks its tasks: what follows a body waits for the finish all the same."""
 
 from __future__ import annotations
 
