@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from celery.exceptions import Reject
+from celery.exceptions import Reject, WorkerLostError
 from celery.utils.log import get_logger
 
 from .. import attempts, counters, lifecycle
@@ -31,7 +31,7 @@ from ..signals import Signal
 from ..states import Outcome
 from .held import LOOK_AHEAD_SECONDS, Held, Pace, Strangers, look_ahead
 from .settle import Settler
-from .takeback import can_take_back, take_back
+from .takeback import can_take_back, take_back, was_dropped
 
 logger = get_logger(__name__)
 
@@ -326,20 +326,23 @@ class Worker:
         error = readable(f"{type(exc).__name__}: {exc}")
         if attempt.retry_count < attempt.limit:
             attempt.ask_requeue(Requeue(Outcome.RETRIED, attempt.retry_count + 1, delay, error=error))
-        elif held.request is not None:
-            self._fail(held, exc)
-        attempt.end(attempts.failed(error or "failed"))
+        else:
+            self.fail(held, exc)
         if not held.closing:
             self.conclude(held)
 
-    def _fail(self, held: Held, exc: BaseException) -> None:
-        """Mark as failed through the result backend: errbacks, the rest of the chain and the chord are told."""
+    def fail(self, held: Held, exc: BaseException) -> None:
+        """End as failed, through the result backend: errbacks, the rest of the chain and the chord are told."""
         request = held.request
-        assert request is not None
-        with attempts.ending(held.attempt):
-            request.task.backend.mark_as_failure(
-                held.job.id, exc, request=request._context, store_result=request.store_errors
-            )
+        if request is not None:
+            with attempts.ending(held.attempt):
+                try:
+                    request.task.backend.mark_as_failure(
+                        held.job.id, exc, request=request._context, store_result=request.store_errors
+                    )
+                except Exception:
+                    logger.exception("%s[%s]: not all could be told of its end", held.job.task, held.job.id)
+        held.attempt.end(attempts.failed(f"{type(exc).__name__}: {exc}"))
 
     def timed_out(self, held: Held) -> None:
         """A body passed its hard limit in a pool that cannot kill it: its end is written now, a late one is stale."""
@@ -355,8 +358,7 @@ class Worker:
         if self.retries_time_outs(held):
             self.count_failure(held, exc)
         else:
-            self._fail(held, exc)
-            held.attempt.end(attempts.failed(f"TimeLimitExceeded: {exc}"))
+            self.fail(held, exc)
             self.conclude(held)
 
     # Leases and stopping.
@@ -381,8 +383,11 @@ class Worker:
             self.consumer.pool.terminate_job(pid, signal.SIGKILL)
 
     def release(self, held: Held) -> None:
-        """Give a job back that did not run to its end here; it costs no retry."""
-        held.attempt.ask_requeue(Requeue(Outcome.RELEASED))
+        """Give a job back that did not run to its end here; it costs no retry. One acknowledged early ends instead."""
+        if held.job.at_most_once and (held.accepted_at is not None or not was_dropped(held)):
+            self.fail(held, WorkerLostError("its worker stopped after the early acknowledgement; it may not run twice"))
+        else:
+            held.attempt.ask_requeue(Requeue(Outcome.RELEASED))
         if not held.closing:
             self.conclude(held)
 

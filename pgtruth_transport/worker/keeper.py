@@ -72,11 +72,11 @@ class LeaseKeeper:
         """One look: renew what is due, tell the worker what is lost or has overrun its time limit."""
         now = time.monotonic()
         worker = self._worker
+        self._renew(now)
         for held in [h for h in list(worker.held.values()) if h.deadline is not None and h.deadline <= now]:
             worker.timed_out(held)
             if worker.runs_in_loop():
                 worker.settle_now()
-        self._renew(now)
         if now >= self._touch_at:
             self._touch_at = now + 2.0
             Entities.of(worker.database).touch(self._connection(), worker.transient_queues())

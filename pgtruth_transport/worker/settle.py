@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 from celery.utils.log import get_logger
+from kombu.exceptions import OperationalError
 
 from .. import attempts, chords, counters, lifecycle, publish
 from ..attempts import Attempt
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from .core import Worker
 
 logger = get_logger(__name__)
+
+#: The database is out of reach, for the settle itself or for a follow-up that is being published.
+LOST = (*CONNECTION_ERRORS, OperationalError)
 
 
 class Settler:
@@ -40,10 +44,10 @@ class Settler:
         """Settle ``batch`` and claim at most ``want`` jobs."""
         try:
             return retrying(lambda: self._run(batch, want))
-        except CONNECTION_ERRORS:
+        except LOST:
             self.close()
             raise
-        except psycopg.Error:
+        except Exception:
             if not batch:
                 raise
         # one end that the database refuses must not hold up the others
@@ -53,18 +57,27 @@ class Settler:
 
     def _run_alone(self, held: Held) -> None:
         try:
-            self._run((held,), 0)
-        except CONNECTION_ERRORS:
+            retrying(lambda: self._run((held,), 0))
+        except LOST:
             raise
-        except psycopg.Error:
+        except Exception:
+            logger.exception("the end of %s[%s] cannot be stored, recording a failure", held.job.task, held.job.id)
             self._write_off(held)
 
     def _write_off(self, held: Held) -> None:
-        logger.exception("the end of %s[%s] cannot be stored, recording a failure", held.job.task, held.job.id)
-        ending = attempts.failed("the outcome could not be stored; the worker's log has the reason")
+        """Record a failure instead, with errbacks and chord told; without, where it is they that cannot be stored."""
+        exc = RuntimeError("the outcome could not be stored; the worker's log has the reason")
         held.attempt = Attempt(held.attempt.lease, held.attempt.settings)
-        held.attempt.end(ending)
-        self._run((held,), 0)
+        self._worker.fail(held, exc)
+        try:
+            self._run((held,), 0)
+        except LOST:
+            raise
+        except Exception:
+            logger.exception("%s[%s]: nobody can be told of its end", held.job.task, held.job.id)
+            held.attempt = Attempt(held.attempt.lease, held.attempt.settings)
+            held.attempt.end(attempts.failed(str(exc)))
+            self._run((held,), 0)
 
     def _run(self, batch: Sequence[Held], want: int) -> list[Job]:
         conn = self._connection()
@@ -94,9 +107,12 @@ class Settler:
             ended = lifecycle.ended(finished) if finished else lifecycle.Ended(frozenset(), ())
             back = lifecycle.requeued(requeued) if requeued else {}
         jobs = lifecycle.claimed(claimed) if claimed else []
-        self._after_commit(batch, ended, back, follow)
-        if search is not None and len(jobs) < want and not worker.held and not jobs:
-            worker.next_due = lifecycle.next_due(conn, db, search)
+        try:
+            self._after_commit(batch, ended, back, follow)
+            if search is not None and not jobs and not worker.held:
+                worker.next_due = lifecycle.next_due(conn, db, search)
+        except Exception as exc:  # what is committed stays: the claimed must reach the pool, no end is written twice
+            logger.warning("settled and claimed, but nobody could be woken: %s", exc)
         return jobs
 
     def _follow_ups(
@@ -166,8 +182,7 @@ class Settler:
     def _connection(self) -> Connection:
         if self._conn is None or self._conn.closed:
             self._conn = self._db.open("work")
-            self._conn.patience = max(5.0, self._db.settings.lease_seconds)  # then Celery reconnects
-            self._conn.patience = self._db.settings.connect_timeout
+            self._conn.patience = self._db.settings.connect_timeout  # then Celery reconnects
         return self._conn
 
     def close(self) -> None:

@@ -49,3 +49,16 @@ def test_what_celery_does_not_count_as_a_failure_ends(
     worker(app="tests.apps.endings", pool=pool, options={"retry_limit": 0})
     job_id = str(client(database_url).send_task(f"tests.apps.endings.{task}").id)
     wait_status(conn, job_id, "failed", 10)
+
+
+def test_a_cold_shutdown_runs_nothing_twice_that_was_acknowledged_early(
+    worker: Start, database_url: str, conn: Conn
+) -> None:
+    options = {"lease_seconds": 3, "reap_interval": 1}
+    first = worker(concurrency=1, options=options)
+    job_id = send(client(database_url), "sleepy_early", 60)
+    eventually(lambda: runs(conn, "start", job_id), 10)
+    worker(options=options)
+    first.sigquit()
+    assert "may not run twice" in wait_status(conn, job_id, "failed", 15)["error"]
+    assert runs(conn, "start", job_id) == 1
