@@ -4,7 +4,8 @@ Promises (contract section 5, ADR-003): a job whose lease has run out is claimab
 chain and chord told, within one interval; what a producer could not signal is queued again; what is due and unclaimed
 is signalled again; what is expired ends; old rows go, in small batches. Every step is bounded and guarded by itself, so
 two sweeps at once, or a sweep that dies half way, do no harm. After a restart or promotion of the database, owners get
-one lease of grace to renew before anything is reaped.
+one lease of grace to renew before anything is reaped; where nobody has swept for a whole lease (the database was
+read-only, or out of reach for all), one interval.
 """
 
 from __future__ import annotations
@@ -51,25 +52,34 @@ def sweep(app: Any) -> Swept:
     """Sweep now, whoever has done it last."""
     found = runtime(Settings.from_app(app))
     with found.database.connection() as conn:
-        grace = _take(conn, found.database, "by hand", 0)
-    return _sweep(app, found.database, found.signal, reap=grace is None or grace >= found.settings.lease_seconds)
+        taken = _take(conn, found.database, "by hand", 0)
+    return _sweep(app, found.database, found.signal, reap=not taken or taken[0] >= found.settings.lease_seconds)
 
 
 def sweep_if_due(app: Any, database: Database, signal: Signal, owner: str) -> Swept | None:
     """Sweep if nobody has within ``reap_interval``; ``None`` if somebody has."""
     settings = database.settings
     with database.connection() as conn:
-        settled_for = _take(conn, database, owner, settings.reap_interval * 0.9)
-    if settled_for is None:
+        taken = _take(conn, database, owner, settings.reap_interval * 0.9)
+    if taken is None:
         return None
-    return _sweep(app, database, signal, reap=settled_for >= settings.lease_seconds)
+    settled_for, last_ran = taken
+    return _sweep(app, database, signal, reap=may_reap(settled_for, last_ran, settings.lease_seconds))
 
 
-def _take(conn: Any, database: Database, owner: str, interval: float) -> float | None:
-    """Take the duty; the seconds since the server started or was promoted, ``None`` if it is not due."""
+def may_reap(settled_for: float, last_ran: float | None, lease: float) -> bool:
+    """Whether an expired lease means a dead owner: not right after a time in which no owner could have renewed it.
+
+    ``settled_for``: seconds since the server started or was promoted; ``last_ran``: since the sweep before, by anybody.
+    """
+    return settled_for >= lease and (last_ran is None or last_ran <= lease)
+
+
+def _take(conn: Any, database: Database, owner: str, interval: float) -> tuple[float, float | None] | None:
+    """Take the duty; what :func:`may_reap` asks, ``None`` if it is not due."""
     params = {"name": "sweep", "owner": owner, "interval": interval}
-    row = conn.execute(database.sql("duty_take"), params).fetchone()
-    return row[0] if row else None
+    found: tuple[float, float | None] | None = conn.execute(database.sql("duty_take"), params).fetchone()
+    return found
 
 
 def _sweep(app: Any, database: Database, signal: Signal, *, reap: bool) -> Swept:

@@ -47,6 +47,7 @@ def request_class(worker: Worker, task: Any, consumer: Any) -> type[Any]:
     class TruthRequest(base):
         held: Held
         future: Any = None  # the thread pool's, of which Celery keeps a weak reference only
+        sent: Any = None  # what the pool returned, until the body has started: it knows whether a child was sent it
 
         def maybe_expire(self) -> bool:
             return False  # only the database clock judges that: what is expired is not claimed
@@ -62,9 +63,11 @@ def request_class(worker: Worker, task: Any, consumer: Any) -> type[Any]:
                 raise TaskRevokedError(self.id)
             result = super().execute_using_pool(pool, **kwargs)
             self.future = getattr(result, "f", None)
+            self.sent = result if self.held.accepted_at is None else None
             return result
 
         def on_accepted(self, pid: int, time_accepted: float) -> None:
+            self.sent = None
             worker.accepted(self.held)
             super().on_accepted(pid, time_accepted)
 

@@ -47,8 +47,13 @@ def was_dropped(held: Held) -> bool:
         return True
     if request.future is not None:
         return bool(request.future.cancel())
-    result = request._apply_result() if request._apply_result is not None else None
-    if result is None:
+    sent = request.sent
+    if sent is None:
         return True
-    # billiard's asynchronous pool notes the process that it was written to
-    return hasattr(result, "_write_to") and result._write_to is None
+    if not hasattr(sent, "_write_to"):
+        return False
+    if sent._write_to is None:  # billiard's asynchronous pool notes the process that it was written to
+        return True
+    # a child has it and has not said so yet: Celery makes the pool forget such jobs, and their ends would not be heard
+    sent._cache.setdefault(sent._job, sent)
+    return False
