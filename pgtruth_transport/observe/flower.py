@@ -51,7 +51,10 @@ class QueueLengths:
         self.database = Database.of(settings)
 
     async def queues(self, names: Iterable[str]) -> list[dict[str, Any]]:
-        """The depth of each named queue; empty where the database cannot be read."""
+        """The depth of each named queue, then of those that hold jobs although no worker works on them.
+
+        Empty where the database cannot be read.
+        """
         wanted = list(names)
         return await asyncio.get_running_loop().run_in_executor(None, self._read, wanted)
 
@@ -62,7 +65,7 @@ class QueueLengths:
         except CONNECTION_ERRORS as exc:
             logger.error("the queue lengths cannot be read: %s", exc)
             return []
-        return [_length(name, found.get(name)) for name in names]
+        return [_length(name, found.get(name)) for name in [*names, *sorted(found.keys() - set(names))]]
 
 
 def _length(name: str, depth: queries.QueueDepth | None) -> dict[str, Any]:
