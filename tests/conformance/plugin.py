@@ -3,7 +3,7 @@
 * Many of Celery's tests skip themselves unless the URL of the result backend starts with ``redis``, although all that
   they need of Redis is a list to write to from their tasks. For the questions of the test modules, and for nobody
   else, the URL says yes.
-* A test that hangs fails after ``PGTRUTH_CONFORMANCE_TIMEOUT`` seconds.
+* A test that hangs fails after ``PGTRUTH_CONFORMANCE_TIMEOUT`` seconds, or after what it sets itself.
 * A test on the list of exceptions is skipped with the reason that the list gives.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -44,9 +43,8 @@ def pytest_plugin_registered(plugin: Any) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Bound every test; skip the exceptions."""
     for item in items:
-        own = item.get_closest_marker("timeout")
-        seconds = next(iter(_seconds(own)), TIMEOUT) if own is not None else TIMEOUT
-        item.add_marker(pytest.mark.timeout(min(seconds, TIMEOUT)), append=False)
+        if item.get_closest_marker("timeout") is None:  # some set their own
+            item.add_marker(pytest.mark.timeout(TIMEOUT))
         name = item.nodeid.rpartition("/")[2]
         for pattern, reason in EXCEPTIONS.items():
             if name == pattern or fnmatchcase(name, pattern):
@@ -61,9 +59,3 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         print(f"\n{report.nodeid} ({report.when}):", *shown, sep="\n  ", flush=True)
         if os.environ.get("PGTRUTH_CONFORMANCE_VERBOSE"):
             print("  " + report.caplog.replace("\n", "\n  "), flush=True)
-
-
-def _seconds(mark: pytest.Mark) -> Iterator[float]:
-    for value in (mark.kwargs.get("timeout"), *mark.args):
-        if value:
-            yield float(value)
