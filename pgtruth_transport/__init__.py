@@ -16,15 +16,25 @@ if TYPE_CHECKING:
     from . import effects
     from .installing import install
     from .task import TruthTask
-    from .transactions import in_transaction
+    from .transactions import finish_with, finish_with_async, in_transaction
 
-__all__ = ["TruthTask", "__version__", "effects", "in_transaction", "install"]
+__all__ = [
+    "TruthTask",
+    "__version__",
+    "effects",
+    "finish_with",
+    "finish_with_async",
+    "in_transaction",
+    "install",
+]
 __version__ = "0.1.0"
 
 SCHEMES = ("pgtruth", "pgtruth+postgresql")
 _LAZY = {
     "TruthTask": "task",
     "install": "installing",
+    "finish_with": "transactions",
+    "finish_with_async": "transactions",
     "in_transaction": "transactions",
 }
 

@@ -16,16 +16,18 @@ from celery.backends.base import BaseBackend
 from celery.exceptions import ImproperlyConfigured, TaskRevokedError, TimeoutError
 from celery.result import GroupResult, result_from_tuple
 from celery.utils.functional import _regen
+from celery.utils.serialization import UnpickleableExceptionWrapper
 from kombu.utils.encoding import ensure_bytes
 
 from . import attempts, chords, lifecycle, publish
 from .attempts import Attempt
 from .db import CONNECTION_ERRORS
 from .errors import SettingsError
-from .jobs import ChordPart, Ending, Stored, readable
+from .jobs import ChordPart, Ending, Stored, described, readable
 from .runtime import Runtime, runtime
 from .settings import Settings
 from .states import Outcome, Status
+from .transactions.scope import join
 from .transport_names import is_ours
 from .waiting import Interest, Waiting
 
@@ -281,7 +283,9 @@ class PgTruthBackend(BaseBackend):
     # Groups and chords.
 
     def _save_group(self, group_id: str, result: Any) -> Any:
-        self._execute("group_save", {"id": group_id, "result": ensure_bytes(self.encode(result.as_tuple()))})
+        params = {"id": group_id, "result": ensure_bytes(self.encode(result.as_tuple()))}
+        if not join(self.runtime.database, "group_save", params):
+            self._execute("group_save", params)
         return result
 
     def _restore_group(self, group_id: str) -> dict[str, Any] | None:
@@ -294,9 +298,8 @@ class PgTruthBackend(BaseBackend):
         self._execute("group_delete", {"id": group_id})
 
     def set_chord_size(self, group_id: str, chord_size: int) -> None:
-        database = self.runtime.database
-        with database.connection() as conn:
-            chords.set_size(conn, database, group_id, chord_size)
+        if not join(self.runtime.database, "chord_size", {"id": group_id, "size": chord_size}):
+            self._execute("chord_size", {"id": group_id, "size": chord_size})
 
     def add_to_chord(self, chord_id: str, result: Any) -> None:
         database = self.runtime.database
@@ -376,10 +379,12 @@ def _error_text(result: Any) -> str | None:
     if isinstance(result, dict) and "exc_type" in result:
         message = result.get("exc_message")
         if isinstance(message, list | tuple):
+            if result["exc_type"] == UnpickleableExceptionWrapper.__name__:
+                return described(UnpickleableExceptionWrapper(*message))
             message = message[0] if len(message) == 1 else ", ".join(map(str, message))
         return readable(f"{result['exc_type']}: {message}")
     if isinstance(result, BaseException):
-        return readable(f"{type(result).__name__}: {result}")
+        return described(result)
     return readable(result)
 
 

@@ -18,10 +18,11 @@ from celery.canvas import maybe_signature
 from celery.exceptions import ChordError
 from celery.result import AsyncResult, GroupResult
 from celery.utils.log import get_logger
+from kombu.exceptions import OperationalError
 
 from . import attempts, lifecycle
 from .attempts import Attempt
-from .db import Database
+from .db import CONNECTION_ERRORS, Database
 from .jobs import ChordPart, JobRow, Stored
 
 logger = get_logger(__name__)
@@ -88,6 +89,8 @@ def _finish(conn: psycopg.Connection[Any], db: Database, app: Any, last: ChordPa
         except ChordError as exc:
             logger.error("chord %s: %s", chord_id, exc)
             app.backend.chord_error_from_stack(callback, exc=exc)
+        except (OperationalError, *CONNECTION_ERRORS):  # for the caller to try again, not the body's failure
+            raise
         except Exception as exc:
             logger.exception("chord %s: its body cannot be published", chord_id)
             collected.rows.clear()
@@ -131,11 +134,6 @@ def _shaped(result: Any, by_id: dict[str, Any]) -> Any:
         return [_shaped(child, by_id) for child in result.results]
     assert isinstance(result, AsyncResult)
     return by_id.get(result.id)
-
-
-def set_size(conn: psycopg.Connection[Any], db: Database, chord_id: str, size: int) -> None:
-    """How many members the header has; said before the last of them is published."""
-    conn.execute(db.sql("chord_size"), {"id": chord_id, "size": size})
 
 
 def extend(conn: psycopg.Connection[Any], db: Database, chord_id: str) -> None:

@@ -42,6 +42,8 @@ MAX_IDLE: Final = 4
 #: Seconds for which a process that is stopping does not ask a silent server again.
 GIVEN_UP: Final = 10.0
 _ATTEMPTS: Final = 5
+#: Seconds for which a server that did not answer in time is not asked again; as long as Celery's retries of a publish.
+_SILENCE: Final = 1.0
 
 
 class Connection(psycopg.Connection[TupleRow]):
@@ -89,6 +91,7 @@ class Database:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
+        self._silent_until, self._silence = 0.0, ""  # monotonic time; what was said
         self._leaving = False
         self._ask_again_at = 0.0
 
@@ -118,6 +121,25 @@ class Database:
             raise
         finally:
             self._give_back(connection, reusable)
+
+    @contextmanager
+    def asking(self) -> Iterator[Connection]:
+        """:meth:`connection`, for callers whose framework retries: a silent server is waited for once, not per retry.
+
+        Each answer may take ``connect_timeout``; for a moment after that was not enough, asking again fails at once.
+        """
+        patience = float(self.settings.connect_timeout)
+        began = time.monotonic()
+        if began < self._silent_until:
+            raise psycopg.OperationalError(self._silence)
+        try:
+            with self.connection(patience) as connection:
+                yield connection
+        except psycopg.OperationalError as exc:
+            now = time.monotonic()
+            if now - began >= 0.9 * patience:
+                self._silent_until, self._silence = now + _SILENCE, str(exc)
+            raise
 
     def open(self, purpose: str) -> Connection:
         """A connection of the caller's own (it closes it), named ``<application_name>:<purpose>`` in the server.
@@ -210,6 +232,7 @@ class Database:
                 self._silent()
             raise psycopg.OperationalError(f"cannot connect to PostgreSQL at {_place(wanted)}: {exc}") from exc
         connection.on_silence = self._silent
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # said by each BEGIN: no session state
         _live.add(connection)
         return connection
 

@@ -223,13 +223,11 @@ def _backend(app: Any, job: Job) -> Any:
 
 def context_of(app: Any, job: Job) -> Context:
     """Celery's view of a job that no worker holds: enough for errbacks, chains and chords."""
-    payload = encoding.payload(job)
-    request: dict[str, Any] = dict(payload["headers"])
-    request.setdefault("id", job.id)
-    request.setdefault("task", job.task)
-    request["delivery_info"] = payload["properties"].get("delivery_info") or {}
-    request["hostname"] = None
+    request: dict[str, Any] = {"id": job.id, "task": job.task, "delivery_info": {}, "hostname": None}
     try:
+        payload = encoding.payload(job)
+        request = {**request, **payload["headers"], "hostname": None}
+        request["delivery_info"] = payload["properties"].get("delivery_info") or {}
         args, kwargs, embed = _decode(app, payload)
         request.update({"args": args, "kwargs": kwargs, **(embed or {})})
     except Exception:

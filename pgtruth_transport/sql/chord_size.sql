@@ -1,4 +1,4 @@
--- Called by: chords.set_size, before the last member of a header is published.
+-- Called by: the result backend (set_chord_size), before the last member of a header is published.
 -- Locks: the chord's row.
 -- Index: chords_pkey.
 INSERT INTO {schema}.chords AS c (id, size) VALUES (%(id)s, %(size)s)

@@ -8,6 +8,7 @@ at all. A crash before the COMMIT loses one attempt of each job in the batch, no
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,9 @@ logger = get_logger(__name__)
 #: The database is out of reach, for the settle itself or for a follow-up that is being published.
 LOST = (*CONNECTION_ERRORS, OperationalError)
 
+#: Seconds after which a turn is slow. A generic plan made on an empty table reads the whole of a grown one.
+SLOW_TURN = 0.05
+
 
 class Settler:
     """The one connection of a worker process that claims and settles."""
@@ -39,11 +43,15 @@ class Settler:
         self._db = worker.database
         self._conn: Connection | None = None
         self._counts: dict[str, int] = {}
+        self._prepared_at = time.monotonic()
 
     def run(self, batch: Sequence[Held], want: int) -> list[Job]:
         """Settle ``batch`` and claim at most ``want`` jobs."""
+        started = time.monotonic()
         try:
-            return retrying(lambda: self._run(batch, want))
+            jobs = retrying(lambda: self._run(batch, want))
+            self._watch_plans(started)
+            return jobs
         except LOST:
             self.close()
             raise
@@ -54,6 +62,13 @@ class Settler:
         for held in batch:
             self._run_alone(held)
         return self.run((), want)
+
+    def _watch_plans(self, started: float) -> None:
+        """Prepare the statements anew after a slow turn: their plans may stem from when the table was nearly empty."""
+        now = time.monotonic()
+        if now - started > SLOW_TURN and now - self._prepared_at > 60:
+            self._prepared_at = now
+            self.close()
 
     def _run_alone(self, held: Held) -> None:
         try:

@@ -166,13 +166,7 @@ def test_the_same_id_published_by_many_is_one_job(db: Database, conn: Connection
 # S06: a database whose default isolation is stricter than PostgreSQL's.
 
 
-CONFLICTS = pytest.mark.xfail(
-    reason="five tries are too few where everything is serializable; db's transactions should say read committed",
-    strict=False,
-)
-
-
-@pytest.fixture(params=["repeatable read", pytest.param("serializable", marks=CONFLICTS)])
+@pytest.fixture(params=["repeatable read", "serializable"])
 def strict_url(request: pytest.FixtureRequest, pg_server: PostgresServer, template_database: str) -> Iterator[str]:
     """A database in which every transaction is at least repeatable read, unless it says otherwise."""
     with fresh_database(pg_server, template_database) as url:

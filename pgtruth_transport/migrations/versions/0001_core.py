@@ -80,8 +80,8 @@ def _jobs(schema: str) -> None:
         sa.CheckConstraint("priority BETWEEN 0 AND 9", name="jobs_priority_check"),
         sa.PrimaryKeyConstraint("id"),
         schema=schema,
-        postgresql_with={"fillfactor": "80"},
     )
+    op.execute(f'ALTER TABLE "{schema}".jobs SET (fillfactor = 80)')
     op.create_index(
         "jobs_claim",
         "jobs",
