@@ -106,13 +106,16 @@ class Attempt:
         if self.requeue is None and self.ending is None and not self.settled:
             self.requeue = requeue
 
-    def take(self, rows: Sequence[JobRow]) -> list[JobRow]:
-        """Keep the publishes that belong to the finish; return those to be written at once."""
+    def take(self, rows: Sequence[JobRow], *, joined: bool = False) -> list[JobRow]:
+        """Keep the publishes that belong to the finish; return those to be written at once.
+
+        ``joined``: the body publishes in a transaction of the application's, which they belong to then.
+        """
         at_once: list[JobRow] = []
         for row in rows:
             if row.id == self.lease.job_id:
                 self._take_own(row)
-            elif self.buffering or (self.settings is not None and self.settings.buffer_publishes):
+            elif self.buffering or (not joined and self.settings is not None and self.settings.buffer_publishes):
                 self.rows.append(row)
             else:
                 at_once.append(row)

@@ -59,14 +59,14 @@ class SettledFirst:
         self._backend.mark_as_retry(task_id, exc, *args, **kwargs)
 
     def _settle(self, task_id: str, ending: Ending) -> bool:
-        """Finish the attempt now, with its follow-ups; ``False`` if its authority is gone."""
+        """Finish the attempt now, with its follow-ups; ``False`` if its authority is gone or it ended otherwise."""
         attempt = attempts.find(task_id)
         if attempt is None or attempt.settled or attempt.settings is None:
             return attempt is None
         if attempt.requeue is not None:
             return False
         attempt.end(ending)
-        return _finish(attempt)
+        return _finish(attempt) and attempt.ending is ending
 
 
 def _finish(attempt: Attempt) -> bool:
@@ -75,22 +75,23 @@ def _finish(attempt: Attempt) -> bool:
     assert attempt.settings is not None
     assert attempt.ending is not None
     _, database, signal = runtime(attempt.settings)
-    follow = chords.FollowUps()
     lease, ending = attempt.lease, attempt.ending
 
-    def finish() -> bool:
+    def finish() -> chords.FollowUps | None:
         with database.connection() as conn, conn.transaction():
             ended = lifecycle.ended(lifecycle.finish(conn, database, [(lease, ending)]))
             if not ended.leases:
-                return False
+                return None
+            follow = chords.FollowUps()
             follow.add(attempt)
             chords.write(conn, database, current_app, follow)
-            return True
+            return follow
 
-    accepted = retrying(finish)
+    follow = retrying(finish)
     attempt.settled, attempt.buffering = True, False
     attempt.rows, attempt.stored, attempt.parts = [], [], []
-    if accepted:
-        publish.wake(database, signal, follow.rows)
-        signal.announce(follow.waited)
-    return accepted
+    if follow is None:
+        return False
+    publish.wake(database, signal, follow.rows)
+    signal.announce(follow.waited)
+    return True

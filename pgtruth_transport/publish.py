@@ -34,12 +34,11 @@ transaction_scope: ContextVar[TransactionScope | None] = ContextVar("pgtruth_tra
 
 def publish(database: Database, signal: Signal, rows: Sequence[JobRow]) -> None:
     """Publish ``rows``, wherever they belong now."""
-    attempt = attempts.current()
+    attempt, scope = attempts.current(), transaction_scope.get()
     if attempt is not None:
-        rows = attempt.take(rows)
+        rows = attempt.take(rows, joined=scope is not None)
     if not rows:
         return
-    scope = transaction_scope.get()
     if scope is not None:
         scope.insert(database, rows)
         return

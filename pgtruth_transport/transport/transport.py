@@ -69,7 +69,7 @@ class Transport(virtual.Transport):
         self._fd = -1
         self._turn_at: float | None = None
         self._in_turn = self._again = False
-        self._deaf = False
+        self._deaf = self._closed = False
         self._poll_at = 0.0
         self._messages_due = True
         self._jobs_due = True
@@ -90,6 +90,7 @@ class Transport(virtual.Transport):
     def establish_connection(self) -> Transport:
         with self.runtime.database.connection(patience=self.patience):
             pass  # reachable; raises the database's error at once where it is not
+        self._closed = False
         self._avail_channels.append(self.create_channel(self))
         return self
 
@@ -97,6 +98,7 @@ class Transport(virtual.Transport):
         if self.worker is not None:
             self.worker.deliver = self.worker.request_turn = None
             self.worker = None
+        self._closed = True  # consumers that go with their channels change nothing any more
         self._unlisten()
         super().close_connection(connection)
 
@@ -116,6 +118,8 @@ class Transport(virtual.Transport):
 
     def consumers_changed(self) -> None:
         """A consumer was added or cancelled."""
+        if self._closed:
+            return
         queues = self._consumed()
         if self.worker is not None:
             self.worker.consume(q for q, channel in queues.items() if not channel.no_ack.get(q))

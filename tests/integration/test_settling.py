@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,3 +81,11 @@ def test_trouble_after_the_commit_loses_no_claim(settling: Worker, db: Database,
     assert [job.id for job in claimed] == ["b"]
     assert read(conn, "a")["status"] == "done"
     assert read(conn, "b")["owned_by"] == settling.owner
+
+
+def test_a_bodys_publish_inside_a_transaction_block_belongs_to_that_transaction(settling: Worker, db: Database) -> None:
+    lease = Lease("a", 1, settling.owner, "2026-01-01")
+    attempt = Attempt(lease, replace(db.settings, buffer_publishes=True))
+    row = job_row("b")
+    assert attempt.take([row], joined=True) == [row]
+    assert attempt.take([row]) == []
