@@ -42,8 +42,8 @@ MAX_IDLE: Final = 4
 #: Seconds for which a process that is stopping does not ask a silent server again.
 GIVEN_UP: Final = 10.0
 _ATTEMPTS: Final = 5
-#: Seconds for which a server that did not answer in time is not asked again; as long as Celery's retries of a publish.
-_SILENCE: Final = 1.0
+#: Seconds for which a server that did not answer in time is not asked again: longer than Celery retries a publish.
+_SILENCE: Final = 2.0
 
 
 class Connection(psycopg.Connection[TupleRow]):

@@ -13,7 +13,7 @@ from . import attempts, chords, lifecycle, publish
 from .attempts import Attempt
 from .backend import PgTruthBackend
 from .db import retrying
-from .jobs import Ending
+from .jobs import Ending, described
 from .runtime import runtime
 from .states import Outcome, Status
 
@@ -44,7 +44,7 @@ class SettledFirst:
             self._backend.mark_as_done(task_id, result, request, *args, **kwargs)
 
     def mark_as_failure(self, task_id: str, exc: BaseException, *args: Any, **kwargs: Any) -> None:
-        if self._settle(task_id, attempts.failed(f"{type(exc).__name__}: {exc}")):
+        if self._settle(task_id, attempts.failed(described(exc))):
             self._backend.mark_as_failure(task_id, exc, *args, **kwargs)
 
     def mark_as_revoked(self, task_id: str, reason: str = "", *args: Any, **kwargs: Any) -> None:
@@ -55,7 +55,7 @@ class SettledFirst:
     def mark_as_retry(self, task_id: str, exc: BaseException, *args: Any, **kwargs: Any) -> None:
         attempt = attempts.find(task_id)
         if attempt is not None:
-            attempt.annotate_retry(None, f"{type(exc).__name__}: {exc}")
+            attempt.annotate_retry(None, described(exc))
         self._backend.mark_as_retry(task_id, exc, *args, **kwargs)
 
     def _settle(self, task_id: str, ending: Ending) -> bool:

@@ -128,3 +128,12 @@ def readable(value: object) -> str | None:
         return None
     text = str(value).replace("\x00", "\\x00")
     return text.encode("utf-8", "backslashreplace").decode("utf-8")[:10_000]
+
+
+def described(exc: BaseException) -> str:
+    """The class and the text of an exception, also of one that Celery had to wrap because it cannot be pickled."""
+    name, text = type(exc).__name__, str(exc)
+    original = getattr(exc, "exc_cls_name", None)
+    if original is not None:
+        name, text = original, ", ".join(map(str, getattr(exc, "exc_args", ()))) or text
+    return readable(f"{name}: {text}") or name

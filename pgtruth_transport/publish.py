@@ -44,7 +44,7 @@ def publish(database: Database, signal: Signal, rows: Sequence[JobRow]) -> None:
         return
 
     def insert() -> set[str]:
-        with database.connection(patience=database.settings.connect_timeout) as conn:
+        with database.asking() as conn:
             return lifecycle.enqueue(conn, database, rows)
 
     new = retrying(insert)

@@ -88,7 +88,7 @@ class Transport(virtual.Transport):
     # Connecting.
 
     def establish_connection(self) -> Transport:
-        with self.runtime.database.connection(patience=self.patience):
+        with self.runtime.database.asking():
             pass  # reachable; raises the database's error at once where it is not
         self._closed = False
         self._avail_channels.append(self.create_channel(self))

@@ -25,7 +25,7 @@ from celery.utils.log import get_logger
 from .. import attempts, counters, lifecycle
 from ..attempts import Attempt
 from ..db import CONNECTION_ERRORS, Database
-from ..jobs import Job, Lease, Requeue, readable
+from ..jobs import Job, Lease, Requeue, described, readable
 from ..settings import Settings
 from ..signals import Signal
 from ..states import Outcome
@@ -313,7 +313,7 @@ class Worker:
 
     def failed(self, held: Held, exc: BaseException) -> None:
         """Note why an attempt ended without its own word, for the ack or reject that follows."""
-        held.cause, held.fallback = exc, readable(f"{type(exc).__name__}: {exc}")
+        held.cause, held.fallback = exc, described(exc)
 
     def retries_time_outs(self, held: Held) -> bool:
         """Whether a hard time limit counts as a failure to be retried (the contract's policy), with budget left."""
@@ -323,7 +323,7 @@ class Worker:
     def count_failure(self, held: Held, exc: BaseException, delay: float | None = None) -> None:
         """A failure outside the body: requeue while the budget lasts, else fail with everything that follows."""
         attempt = held.attempt
-        error = readable(f"{type(exc).__name__}: {exc}")
+        error = described(exc)
         if attempt.retry_count < attempt.limit:
             attempt.ask_requeue(Requeue(Outcome.RETRIED, attempt.retry_count + 1, delay, error=error))
         else:
@@ -342,7 +342,7 @@ class Worker:
                     )
                 except Exception:
                     logger.exception("%s[%s]: not all could be told of its end", held.job.task, held.job.id)
-        held.attempt.end(attempts.failed(f"{type(exc).__name__}: {exc}"))
+        held.attempt.end(attempts.failed(described(exc)))
 
     def timed_out(self, held: Held) -> None:
         """A body passed its hard limit in a pool that cannot kill it: its end is written now, a late one is stale."""

@@ -16,7 +16,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from .. import attempts
 from ..attempts import Attempt, Collected
-from ..jobs import Lease, Requeue
+from ..jobs import Lease, Requeue, described
 from ..settings import Settings
 from ..states import Outcome
 
@@ -104,7 +104,7 @@ def _conclude(attempt: Attempt, failed: int, value: Any) -> None:
     elif isinstance(exc, Retry):
         attempt.end(attempts.ignored())
     else:
-        attempt.end(attempts.failed(f"{type(exc).__name__}: {exc}"))
+        attempt.end(attempts.failed(described(exc)))
 
 
 def mark_body(task: Any) -> None:
