@@ -30,7 +30,7 @@ MOVES: dict[Status, dict[Status, str]] = {
     },
     Status.ENQUEUE_FAILED: {
         Status.QUEUED: "the sweep",
-        Status.FAILED: "cancel, expiry or purge",
+        Status.FAILED: "cancel or purge",
     },
     Status.PROCESSING: {
         Status.DONE: "the holder's fenced finish",
