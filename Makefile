@@ -1,8 +1,9 @@
 # Everything a developer runs. Each target makes its own virtual environment (.venv) when there is none;
-# VENV=/path uses another one, ARGS="…" is handed on.
+# VENV=/path uses another one, ARGS="…" is handed on, JOBS=n runs that many tests side by side.
 
 VENV ?= .venv
 ARGS ?=
+JOBS ?= 4
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := $(VENV)/bin
@@ -14,7 +15,7 @@ help: ## what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 test: $(READY) ## all tests, against servers that it starts itself
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 unit: $(READY) ## only the quick tests
 	$(BIN)/python -m pytest tests/unit $(ARGS)
