@@ -219,13 +219,15 @@ def cancel(conn: Connection, db: Database, ids: Sequence[str], reason: str = "re
     """Cancel jobs that nobody holds; an unknown id is remembered as cancelled, so that its publish is ignored.
 
     Returns the ids that are cancelled now. A job that is ``processing`` is left to its holder (revoke with
-    ``terminate`` ends it), an ended one keeps its end.
+    ``terminate`` ends it), but never begins again: if the holder dies or retries it, the sweep ends it. An ended one
+    keeps its end.
     """
     ending = Ending(Status.FAILED, Outcome.CANCELLED, "REVOKED", None, None, reason)
     gone = {job_id for job_id, _ in end_queued(conn, db, [(job_id, ending) for job_id in ids]).leases}
     rest = [job_id for job_id in ids if job_id not in gone]
     if rest:
         store(conn, db, [Stored(i, Status.FAILED, "", "REVOKED", None, None, reason) for i in rest])
+        conn.execute(db.sql("job_forbid"), {"ids": rest})
     return gone
 
 
@@ -237,6 +239,11 @@ def lock_queued(conn: Connection, db: Database, ids: Sequence[str]) -> list[Job]
 def lock_expired(conn: Connection, db: Database, count: int) -> list[Job]:
     """Lock a batch of queued jobs that are past their expiry."""
     return [Job._make(row) for row in conn.execute(db.sql("job_lock_expired"), {"count": count}).fetchall()]
+
+
+def lock_forbidden(conn: Connection, db: Database, count: int) -> list[Job]:
+    """Lock a batch of jobs that were revoked while a worker held them and have come back to the queue."""
+    return [Job._make(row) for row in conn.execute(db.sql("job_lock_forbidden"), {"count": count}).fetchall()]
 
 
 def lock_unknown(conn: Connection, db: Database, count: int) -> list[Job]:

@@ -100,6 +100,7 @@ def _sweep(app: Any, database: Database, signal: Signal, *, reap: bool) -> Swept
     requeued = batches(lifecycle.reap) if reap else 0
     spent = _end_spent(app, database, signal) if reap else 0
     expired = _end_all(app, database, signal, lifecycle.lock_expired, "expired")
+    expired += _end_all(app, database, signal, lifecycle.lock_forbidden, "revoked")
     reason = f"no worker knew this task for {database.settings.unknown_task_wait:g} s"
     unknown = _end_all(app, database, signal, lifecycle.lock_unknown, reason, state="FAILURE")
     book.lapse_due(database, "sweep", BATCH)  # effects that a dead attempt had begun are unknown now
@@ -173,7 +174,7 @@ def _end_all(
 def cancel(app: Any, ids: Sequence[str], reason: str = "revoked") -> int:
     """Cancel jobs that nobody holds, with their chords told; unknown ids are remembered. Returns how many were queued.
 
-    A job that runs is left to its holder: ``revoke(terminate=True)`` ends it.
+    A job that runs is left to its holder (``revoke(terminate=True)`` ends it), but does not run again.
     """
     found = runtime(Settings.from_app(app))
     database = found.database

@@ -5,5 +5,6 @@ SELECT id, task, queue, priority, lease_version, retry_count, max_retries, at_mo
     COALESCE(claimed_at, clock_timestamp())::text AS claimed_at, headers, properties, body
 FROM {schema}.jobs
 WHERE status = 'queued' AND expires_at IS NOT NULL AND expires_at <= (SELECT clock_timestamp())
+    AND expires_at <> 'epoch'
 LIMIT %(count)s
 FOR UPDATE SKIP LOCKED

@@ -246,6 +246,24 @@ def test_d12_a_revoke_outlives_every_worker(worker: Start, database_url: str, co
         assert app.AsyncResult(job_id).state == "REVOKED"
 
 
+def test_d12_what_was_revoked_while_a_dead_worker_held_it_does_not_run_again(
+    worker: Start, database_url: str, conn: Conn
+) -> None:
+    """The same, where nobody knows yet that the worker is dead."""
+    app = client(database_url, FAST)
+    first = worker(name="w1", options=FAST)
+    job_id = send(app, "sleepy", 30)
+    eventually(lambda: runs(conn) == 1)
+    first.kill9()
+    app.control.revoke(job_id)
+    assert job(conn, job_id)["status"] == "processing"
+    worker(name="w2", options=FAST)
+    row = wait_status(conn, job_id, "failed", 15)
+    assert (row["celery_state"], row["error"]) == ("REVOKED", "revoked")
+    assert app.AsyncResult(job_id).state == "REVOKED"
+    assert runs(conn) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_d14_a_task_of_the_next_release_waits_for_a_worker_that_knows_it(
