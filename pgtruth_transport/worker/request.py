@@ -19,7 +19,7 @@ from celery.utils.imports import symbol_by_name
 from celery.utils.log import get_logger
 from celery.worker.request import create_request_cls
 from celery.worker.state import task_ready, task_reserved
-from celery.worker.strategy import hybrid_to_proto2, proto1_to_proto2
+from celery.worker.strategy import default, hybrid_to_proto2, proto1_to_proto2
 
 from .. import attempts
 from ..transport import encoding
@@ -141,6 +141,7 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Callable[...,
     worker: Worker = consumer.pgtruth
     trace.mark_body(task)
     cls = request_class(worker, task, consumer)
+    plain = default(task, app, consumer)  # for what is no job with one owner: a task sent to several queues at once
     hostname = consumer.hostname
     eventer = consumer.event_dispatcher
     task_events = bool(eventer and eventer.enabled and task.send_events)
@@ -148,6 +149,8 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Callable[...,
     revoked, does_info = consumer.controller.state.revoked, logger.isEnabledFor(20)
 
     def handle(message: Any, body: Any, ack: Any, reject: Any, callbacks: Any, **_: Any) -> Any:
+        if getattr(message, "held_key", None) is None:
+            return plain(message, body, ack, reject, callbacks)
         body, headers, decoded, utc = _decoded(app, message, body)
         headers = dict(headers)
         headers["eta"] = headers.pop(encoding.ETA, None)  # what the body sees; it is due
