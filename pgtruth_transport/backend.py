@@ -21,7 +21,7 @@ from kombu.utils.encoding import ensure_bytes
 
 from . import attempts, chords, lifecycle, publish
 from .attempts import Attempt
-from .db import CONNECTION_ERRORS
+from .db import CONNECTION_ERRORS, retrying
 from .errors import SettingsError
 from .jobs import ChordPart, Ending, Stored, described, readable
 from .runtime import Runtime, runtime
@@ -325,11 +325,16 @@ class PgTruthBackend(BaseBackend):
         if attempt is not None:
             attempt.parts.append(part)
             return
-        follow = chords.FollowUps()
-        follow.parts.append(part)
         database, signal = self.runtime.database, self.runtime.signal
-        with database.connection() as conn, conn.transaction():
-            chords.write(conn, database, self.app, follow)
+
+        def count() -> chords.FollowUps:
+            follow = chords.FollowUps()
+            follow.parts.append(part)
+            with database.connection() as conn, conn.transaction():
+                chords.write(conn, database, self.app, follow)
+            return follow
+
+        follow = retrying(count)
         publish.wake(database, signal, follow.rows)
         signal.announce(follow.waited)
 

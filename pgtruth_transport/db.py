@@ -55,6 +55,15 @@ class Connection(psycopg.Connection[TupleRow]):
     patience: float | None = None
     on_silence: Callable[[], None] | None = None
 
+    def execute(self, query: Any, params: Any = None, **kwargs: Any) -> psycopg.Cursor[TupleRow]:
+        """As psycopg's; a statement that is a transaction of its own is run again on 40001 and 40P01.
+
+        So a database whose default isolation is stricter than READ COMMITTED shows nobody an error.
+        """
+        if not (self.autocommit and _is_clean(self)):
+            return super().execute(query, params, **kwargs)
+        return retrying(lambda: super(Connection, self).execute(query, params, **kwargs))
+
     def wait(self, gen: Generator[Any, Any, T], *args: Any, **kwargs: Any) -> T:
         if self.patience is not None:
             gen = _bounded(self, gen, self.patience)
@@ -232,6 +241,7 @@ class Database:
                 self._silent()
             raise psycopg.OperationalError(f"cannot connect to PostgreSQL at {_place(wanted)}: {exc}") from exc
         connection.on_silence = self._silent
+        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # said in each BEGIN: no session state
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # said by each BEGIN: no session state
         _live.add(connection)
         return connection

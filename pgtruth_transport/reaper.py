@@ -21,7 +21,7 @@ from kombu.serialization import loads, prepare_accept_content
 
 from . import attempts, chords, counters, lifecycle, publish
 from .attempts import Attempt
-from .db import Database
+from .db import Database, retrying
 from .effects import book
 from .jobs import Ending, Job, Lease
 from .runtime import runtime
@@ -121,21 +121,26 @@ def _end_spent(app: Any, database: Database, signal: Signal) -> int:
     """Fail the jobs whose lease has run out and that may not run again, on behalf of their dead holders."""
     total = 0
     while True:
-        follow = chords.FollowUps()
-        with database.connection() as conn, conn.transaction():
-            found = lifecycle.lock_spent(conn, database, BATCH)
-            dead = [_failed_attempt(app, database, job, lease) for job, lease in found]
-            endings = [(attempt.lease, attempt.ending) for attempt in dead if attempt.ending is not None]
-            ended = lifecycle.ended(lifecycle.finish(conn, database, endings)) if endings else None
-            for attempt in dead:
-                if ended and (attempt.job_id, attempt.lease_version) in ended.leases:
-                    follow.add(attempt)
-            chords.write(conn, database, app, follow)
+        found, ended, follow = retrying(lambda: _end_spent_batch(app, database))
         if ended:
             _announce(database, signal, ended.waited, follow)
-        total += len(found)
-        if len(found) < BATCH:
+        total += found
+        if found < BATCH:
             return total
+
+
+def _end_spent_batch(app: Any, database: Database) -> tuple[int, lifecycle.Ended | None, chords.FollowUps]:
+    follow = chords.FollowUps()
+    with database.connection() as conn, conn.transaction():
+        found = lifecycle.lock_spent(conn, database, BATCH)
+        dead = [_failed_attempt(app, database, job, lease) for job, lease in found]
+        endings = [(attempt.lease, attempt.ending) for attempt in dead if attempt.ending is not None]
+        ended = lifecycle.ended(lifecycle.finish(conn, database, endings)) if endings else None
+        for attempt in dead:
+            if ended and (attempt.job_id, attempt.lease_version) in ended.leases:
+                follow.add(attempt)
+        chords.write(conn, database, app, follow)
+    return len(found), ended, follow
 
 
 def _failed_attempt(app: Any, database: Database, job: Job, lease: Lease) -> Attempt:
@@ -190,14 +195,19 @@ def _end_locked(
     app: Any, database: Database, signal: Signal, lock: Callable[[Any], list[Job]], reason: str, state: str
 ) -> int:
     """End the jobs that ``lock`` returns, which nobody holds, and tell their chords, in one transaction."""
-    follow = chords.FollowUps()
-    with database.connection() as conn, conn.transaction():
-        jobs = lock(conn)
-        endings = [(job.id, _ending(app, database, job, reason, state, follow)) for job in jobs]
-        ended = lifecycle.end_queued(conn, database, endings) if endings else lifecycle.Ended(frozenset(), ())
-        chords.write(conn, database, app, follow)
+
+    def end() -> tuple[int, lifecycle.Ended, chords.FollowUps]:
+        follow = chords.FollowUps()
+        with database.connection() as conn, conn.transaction():
+            jobs = lock(conn)
+            endings = [(job.id, _ending(app, database, job, reason, state, follow)) for job in jobs]
+            ended = lifecycle.end_queued(conn, database, endings) if endings else lifecycle.Ended(frozenset(), ())
+            chords.write(conn, database, app, follow)
+        return len(jobs), ended, follow
+
+    count, ended, follow = retrying(end)
     _announce(database, signal, ended.waited, follow)
-    return len(jobs)
+    return count
 
 
 def _ending(app: Any, database: Database, job: Job, reason: str, state: str, follow: chords.FollowUps) -> Ending:

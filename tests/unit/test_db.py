@@ -286,3 +286,31 @@ assert work(3) == 3
         [sys.executable, "-W", "error", "-c", code, database_url], capture_output=True, text=True, cwd=ROOT
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("isolation", ["serializable", "repeatable read"])
+def test_a_stricter_default_isolation_is_nobodys_business(
+    db: Database, conn: psycopg.Connection[Any], isolation: str
+) -> None:
+    conn.execute(f"ALTER DATABASE {conn.info.dbname} SET default_transaction_isolation = '{isolation}'")
+    conn.execute("CREATE TABLE public.numbers (n integer)")
+    conn.execute("INSERT INTO public.numbers VALUES (0)")
+    add = "UPDATE public.numbers SET n = n + 1"
+
+    def work() -> None:
+        for number in range(40):
+            with db.connection() as connection:
+                if number % 2:
+                    connection.execute(add)  # run again where another one came first
+                else:
+                    with connection.transaction():
+                        connection.execute(add)
+                        shown = connection.execute("SHOW transaction_isolation").fetchone()
+                        assert shown == ("read committed",)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert conn.execute("SELECT n FROM public.numbers").fetchone() == (160,)
