@@ -38,6 +38,7 @@ class Attempt:
         "body_rows",
         "buffering",
         "ending",
+        "in_pool",
         "lease",
         "limit",
         "parts",
@@ -59,6 +60,7 @@ class Attempt:
         self.buffering = False  # the body has ended: publishes wait for the finish
         self.body_rows = 0  # how many of the rows the body itself published
         self.returned = False  # the body has returned: what is published next are the callbacks of a success
+        self.in_pool = False  # this is the copy beside the body, which may settle it
         self.replaced = False
         self.settled = False  # already written (by the child, or together with the application's own commit)
         self.ending: Ending | None = None

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from celery import states
 from celery.backends.base import BaseBackend
-from celery.exceptions import ImproperlyConfigured, TaskRevokedError, TimeoutError
+from celery.exceptions import ImproperlyConfigured, NotRegistered, TaskRevokedError, TimeoutError
 from celery.result import GroupResult, result_from_tuple
-from celery.utils.functional import _regen
+from celery.utils.functional import _regen, arity_greater
 from celery.utils.serialization import UnpickleableExceptionWrapper
 from kombu.utils.encoding import ensure_bytes
 
@@ -132,10 +133,44 @@ class PgTruthBackend(BaseBackend):
         state: str = states.FAILURE,
     ) -> None:
         """As Celery's, and a group at the end of the failed chain fails member by member: waiting for it ends."""
-        super().mark_as_failure(task_id, exc, traceback, request, store_result, call_errbacks, state)
+        super().mark_as_failure(task_id, exc, traceback, request, store_result, False, state)
         if request and store_result:
             for member in _group_members(getattr(request, "chain", None) or ()):
                 self.store_result(member, exc, state, traceback=traceback)
+        if request and call_errbacks and request.errbacks:
+            self._tell_errbacks(task_id, exc, traceback, request)
+
+    def _tell_errbacks(self, task_id: str, exc: BaseException, traceback: Any, request: Any) -> None:
+        """Errbacks that are tasks are published with the end; those that Celery calls, here, find it written."""
+        attempt, every = attempts.find(task_id), request.errbacks
+        called = [errback for errback in every if self._is_called(errback)]
+        if attempt is None or not attempt.in_pool or attempt.requeue is not None or not called:
+            self._call_task_errbacks(request, exc, traceback)
+            return
+        try:
+            request.errbacks = [errback for errback in every if errback not in called]
+            self._call_task_errbacks(request, exc, traceback)
+            attempt.end(attempts.failed(f"{type(exc).__name__}: {exc}"))
+            from .foreign import finish_now
+
+            if finish_now(attempt):
+                request.errbacks = called
+                self._call_task_errbacks(request, exc, traceback)
+        finally:
+            request.errbacks = every
+
+    def _is_called(self, errback: Any) -> bool:
+        """Whether Celery calls this errback instead of publishing it: one that takes more than an id."""
+        signature = self.app.signature(errback)
+        signature._app = signature._app or self.app
+        try:
+            header = getattr(signature.type, "__header__", None)
+        except NotRegistered:
+            return False
+        if header is None or isinstance(header, partial):
+            return False
+        greater = getattr(self, "_errback_arity_greater", None)  # of newer versions
+        return bool(greater(signature, 1) if greater else arity_greater(header, 1))
 
     def mark_as_revoked(
         self, task_id: str, reason: str = "", request: Any = None, store_result: bool = True, **kwargs: Any
@@ -155,7 +190,7 @@ class PgTruthBackend(BaseBackend):
 
     def _read(self, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
         database = self.runtime.database
-        with database.connection() as conn:
+        with database.connection(patience=database.settings.connect_timeout) as conn:
             rows = conn.execute(database.sql("job_read"), {"ids": list(ids)}).fetchall()
         return {row[0]: self._meta(*row) for row in rows}
 

@@ -66,10 +66,11 @@ class SettledFirst:
         if attempt.requeue is not None:
             return False
         attempt.end(ending)
-        return _finish(attempt) and attempt.ending is ending
+        return finish_now(attempt) and attempt.ending is ending
 
 
-def _finish(attempt: Attempt) -> bool:
+def finish_now(attempt: Attempt) -> bool:
+    """Settle ``attempt`` here, not in the worker's main process; ``False`` if its authority is gone."""
     from celery import current_app
 
     assert attempt.settings is not None

@@ -39,12 +39,11 @@ def fast_trace_attempt(*args: Any, **extra: Any) -> Returned:
 def _trace(
     tracer: Callable[..., tuple[int, Any, Any]], name: str, uuid: str, request: dict[str, Any], *args: Any, **extra: Any
 ) -> Returned:
-    if name not in _ready:
-        _make_ready(name, request.get("hostname"))
     if name not in _ready:  # without it callbacks and chain steps are published before the end, not with it
         _make_ready(name, request.get("hostname"))
     *lease, retry_count, limit = request.pop(LEASE_KEY)
     attempt = Attempt(Lease._make(lease), _settings(), retry_count, limit)
+    attempt.in_pool = True
     with attempts.running(attempt):
         failed, value, runtime = tracer(name, uuid, request, *args, **extra)
         _conclude(attempt, failed, value)
