@@ -37,6 +37,8 @@ logger = get_logger(__name__)
 
 #: How long an outcome may wait for others while the pool still has work ahead of it. Seconds.
 SETTLE_WAIT = 0.01
+#: ``max_retries=None``: as many retries as an integer column can count.
+UNBOUNDED = 2**31 - 1
 
 
 class Worker:
@@ -287,7 +289,7 @@ class Worker:
             held.answer = (True, False)
             return
         if not held.attempt.has_outcome:
-            if held.job.at_most_once and held.request is not None and held.fallback is None:
+            if held.request is not None and not held.request.task.acks_late and held.fallback is None:
                 return  # acknowledged before the body: the outcome is still to come
             if held.request is None:
                 held.attempt.end(attempts.failed("the message could not be decoded by the worker"))
@@ -365,7 +367,7 @@ class Worker:
 
     def leases_due(self, now: float) -> list[Held]:
         """The held jobs of whose lease a third is left; without the lock, which a slow turn may have for seconds."""
-        return [h for h in list(self.held.values()) if not h.concluded and not h.lost and h.renew_at <= now]
+        return [h for h in list(self.held.values()) if not h.lost and h.renew_at <= now]
 
     def lost(self, held: Held) -> None:
         """The authority is gone: stop the body where the pool can. What it still leaves is refused, and counted.
@@ -418,11 +420,11 @@ class Worker:
 
 
 def _own_max_retries(task: Any) -> int | None:
-    """The ``max_retries`` that a task class sets itself; ``None`` where it is Celery's default or unbounded."""
+    """The ``max_retries`` that a task class sets itself (its ``None``: no bound); ``None`` for Celery's default."""
     for cls in type(task).__mro__:
         if cls.__module__.startswith("celery.app.task") or cls is object:
             return None
         if "max_retries" in vars(cls):
             found = vars(cls)["max_retries"]
-            return int(found) if found is not None else None
+            return int(found) if found is not None else UNBOUNDED
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..attempts import Attempt
 from ..jobs import Job
@@ -27,6 +27,7 @@ class Held:
         "closing",
         "concluded",
         "deadline",
+        "doubted",
         "fallback",
         "job",
         "lost",
@@ -48,27 +49,24 @@ class Held:
         self.cause: BaseException | None = None  # why it ended without its own word
         self.fallback: str | None = None  # the same, readable: recorded if it is acknowledged without an outcome
         self.concluded = False  # its outcome is known and waits to be settled
+        self.doubted = False  # a renewal did not find the authority; a second one decides
         self.lost = False  # the authority is gone
 
     @property
     def key(self) -> tuple[str, int]:
         return self.attempt.lease.job_id, self.attempt.lease.lease_version
 
-    def info(self) -> dict[str, Any]:
-        """For logs: ids only, never payloads."""
-        return {"id": self.job.id, "task": self.job.task, "lease_version": self.job.lease_version}
-
 
 def look_ahead(slots: int, pace: float | None, multiplier: int) -> int:
     """How many jobs to hold ahead of ``slots`` running ones: about half a second of work at ``pace`` jobs a second.
 
-    Nothing while the pace is unknown, and never more than ``multiplier`` x ``slots`` in all (0: no such bound).
+    Nothing while the pace is unknown, and never more than ``multiplier`` x ``slots`` (0: no such bound).
     So one long task never hides work from an idle worker, and short ones still move in batches.
     """
     if pace is None:
         return 0
     ahead = int(pace * LOOK_AHEAD_SECONDS)
-    return ahead if multiplier == 0 else min(ahead, max(0, (multiplier - 1) * slots))
+    return ahead if multiplier == 0 else min(ahead, multiplier * slots)
 
 
 class Pace:

@@ -95,8 +95,12 @@ class LeaseKeeper:
         for held in due:
             if held.key in kept:
                 held.renew_at = now + worker.settings.lease_seconds * 2 / 3
-            elif not held.concluded:
+            elif held.concluded:
+                held.renew_at = now + worker.settings.lease_seconds
+            elif held.doubted:
                 worker.lost(held)
+            else:
+                held.doubted = True  # its child may have settled it itself: look again at the next tick
 
     def _connection(self) -> Connection:
         if self._conn is None or self._conn.closed:
