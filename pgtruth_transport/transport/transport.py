@@ -182,11 +182,14 @@ class Transport(virtual.Transport):
         self._listen()
         if not woken.queues:
             return
-        self._messages_due = self._jobs_due = True
-        if self.loop is not None:
-            self.loop.call_soon(self._fetch_messages)  # before a turn: a revoke counts for what is published after it
+        jobs = frozenset() if self.worker is None else woken.queues.intersection(self.worker.queues)
+        self._jobs_due = True
+        if len(jobs) < len(woken.queues):  # else only tasks; a stray message in a worker's queue waits for the poll
+            self._messages_due = True
+            if self.loop is not None:
+                self._fetch_messages()  # before a turn: a revoke counts for what is published after it
         if self.worker is not None:
-            self.worker.hungry(woken=not woken.queues.isdisjoint(self.worker.queues))
+            self.worker.hungry(woken=bool(jobs))
 
     def _poll(self) -> None:
         if self.listener is not None and not self._deaf:
