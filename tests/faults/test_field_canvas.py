@@ -76,7 +76,7 @@ def test_c05_an_exception_that_cannot_be_rebuilt_fails_its_task_only(
     """celery/celery#6990: an exception whose constructor needs more arguments takes the main worker down."""
     only = worker(options=FAST, app=FIELD, concurrency=4, pool=pool)
     app = client(database_url, FAST)
-    beside = [send(app, "sleepy", 6) for _ in range(3)]
+    beside = [send(app, "sleepy", 4) for _ in range(3)]
     eventually(lambda: runs(conn) == 3)
     raised = app.send_task(f"{FIELD}.raises_awkwardly")
     retried = app.send_task(f"{FIELD}.retries_awkwardly")
