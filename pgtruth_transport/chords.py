@@ -27,6 +27,9 @@ from .jobs import ChordPart, JobRow, Stored
 
 logger = get_logger(__name__)
 
+#: How many overdue chords are looked for among the open jobs in one statement.
+BATCH = 50
+
 
 class FollowUps:
     """What commits together with the end of one or more attempts."""
@@ -139,3 +142,24 @@ def _shaped(result: Any, by_id: dict[str, Any]) -> Any:
 def extend(conn: psycopg.Connection[Any], db: Database, chord_id: str) -> None:
     """One member more (``Task.add_to_chord``)."""
     conn.execute(db.sql("chord_extend"), {"id": chord_id})
+
+
+def delete_forgotten(conn: psycopg.Connection[Any], db: Database, keep: float) -> int:
+    """Delete chords older than ``keep`` seconds that still miss members, where no open job could bring them.
+
+    A member may be due in a month, or be what a chain or an inner chord comes to; every such job names the chord, in
+    ``group_id`` or in its message. An index for that would cost each publish and claim of a member something, to spare
+    one look an hour at what is open.
+    """
+    total, after = 0, ""
+    while True:
+        params = {"keep": keep, "after": after, "count": BATCH}
+        ids = [row[0] for row in conn.execute(db.sql("chord_waiting"), params).fetchall()]
+        if not ids:
+            return total
+        awaited = lifecycle.mentioned(conn, db, ids)
+        params = {"keep": keep, "ids": [chord_id for chord_id in ids if chord_id not in awaited]}
+        gone = conn.execute(db.sql("chord_delete"), params).fetchall()
+        if gone:
+            logger.warning("deleted %d chord(s) that nothing can complete any more, first %s", len(gone), gone[0][0])
+        total, after = total + len(gone), ids[-1]

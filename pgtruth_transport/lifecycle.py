@@ -276,6 +276,11 @@ def due_queues(conn: Connection, db: Database) -> list[str]:
     return [row[0] for row in conn.execute(db.sql("job_due_queues")).fetchall()]
 
 
+def mentioned(conn: Connection, db: Database, ids: Sequence[str]) -> set[str]:
+    """The ids among these that an open job still names: what will be published, or counted, when that job ends."""
+    return {row[0] for row in conn.execute(db.sql("job_mention"), {"ids": list(ids)}).fetchall()}
+
+
 def delete_old(conn: Connection, db: Database, status: Status, keep: float, count: int) -> int:
     """Delete a batch of ended jobs older than ``keep`` seconds; returns how many."""
     params = {"status": status.value, "keep": keep, "count": count}

@@ -35,6 +35,8 @@ logger = get_logger(__name__)
 
 BATCH = 500
 DELETE_BATCH = 2000
+#: Seconds between two looks at what should have come by now and has not: they read every open job.
+OVERDUE_INTERVAL = 3600.0
 
 
 class Swept(NamedTuple):
@@ -75,9 +77,11 @@ def may_reap(settled_for: float, last_ran: float | None, lease: float) -> bool:
     return settled_for >= lease and (last_ran is None or last_ran <= lease)
 
 
-def _take(conn: Any, database: Database, owner: str, interval: float) -> tuple[float, float | None] | None:
+def _take(
+    conn: Any, database: Database, owner: str, interval: float, duty: str = "sweep"
+) -> tuple[float, float | None] | None:
     """Take the duty; what :func:`may_reap` asks, ``None`` if it is not due."""
-    params = {"name": "sweep", "owner": owner, "interval": interval}
+    params = {"name": duty, "owner": owner, "interval": interval}
     found: tuple[float, float | None] | None = conn.execute(database.sql("duty_take"), params).fetchone()
     return found
 
@@ -271,7 +275,9 @@ def _tidy(app: Any, database: Database) -> int:
         collect_garbage(conn, database)
         if not done:
             return 0
-        conn.execute(database.sql("waiter_delete_expired"), {"keep": float(done)})
+        conn.execute(database.sql("waiter_delete_expired"), {"keep": float(done), "count": DELETE_BATCH})
+        if _take(conn, database, "by a sweep", min(OVERDUE_INTERVAL, float(done)), duty="overdue"):
+            chords.delete_forgotten(conn, database, float(done))
         failed = database.settings.failed_expires or float(done) * 7
         deleted = lifecycle.delete_old(conn, database, Status.DONE, float(done), DELETE_BATCH)
         return deleted + lifecycle.delete_old(conn, database, Status.FAILED, failed, DELETE_BATCH)
