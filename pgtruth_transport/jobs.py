@@ -132,8 +132,15 @@ def readable(value: object) -> str | None:
 
 def described(exc: BaseException) -> str:
     """The class and the text of an exception, also of one that Celery had to wrap because it cannot be pickled."""
-    name, text = type(exc).__name__, str(exc)
+    name, text = type(exc).__name__, _text(exc)
     original = getattr(exc, "exc_cls_name", None)
     if original is not None:
         name, text = original, ", ".join(map(str, getattr(exc, "exc_args", ()))) or text
     return readable(f"{name}: {text}") or name
+
+
+def _text(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except Exception as broken:  # its __str__ is the user's
+        return f"its text cannot be read: {type(broken).__name__}"
