@@ -48,7 +48,7 @@ def _parsed(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
     parser.add_argument("--suite", action="append", choices=("celery", "kombu"))
     parser.add_argument("--mode", action="append", choices=MODES)
-    parser.add_argument("--timeout", type=float, default=120, help="seconds for one test")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds for one test")
     parser.add_argument("--archives", help="a folder that keeps the source archives for the next run")
     parser.add_argument("files", nargs="*", help="files of t/integration; all that concern us without any")
     options = parser.parse_args(arguments[:at])

@@ -19,7 +19,7 @@ import pytest
 
 import pgtruth_transport  # noqa: F401 - registers the URLs, as every `celery` command does
 
-TIMEOUT = float(os.environ.get("PGTRUTH_CONFORMANCE_TIMEOUT", "120"))
+TIMEOUT = float(os.environ.get("PGTRUTH_CONFORMANCE_TIMEOUT", "300"))
 EXCEPTIONS: dict[str, str] = json.loads(os.environ.get("PGTRUTH_CONFORMANCE_EXCEPTIONS", "{}"))
 
 
