@@ -38,6 +38,8 @@ CONNECTION_ERRORS: Final[tuple[type[Exception], ...]] = (
 )
 #: serialization_failure, deadlock_detected: the same statement succeeds when it is run again.
 TRANSIENT: Final = frozenset({"40001", "40P01"})
+#: Classes of SQLSTATE: connection, transaction state (read-only), resources, an operator's intervention.
+_OUT_OF_REACH: Final = frozenset({"08", "25", "53", "57"})
 MAX_IDLE: Final = 4
 #: Seconds for which a process that is stopping does not ask a silent server again.
 GIVEN_UP: Final = 10.0
@@ -241,7 +243,6 @@ class Database:
                 self._silent()
             raise psycopg.OperationalError(f"cannot connect to PostgreSQL at {_place(wanted)}: {exc}") from exc
         connection.on_silence = self._silent
-        connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # said in each BEGIN: no session state
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # said by each BEGIN: no session state
         _live.add(connection)
         return connection
@@ -250,6 +251,14 @@ class Database:
 def is_transient(exc: BaseException) -> bool:
     """Whether running the same statement again is all that ``exc`` asks for."""
     return isinstance(exc, psycopg.Error) and exc.sqlstate in TRANSIENT
+
+
+def is_lost(exc: BaseException) -> bool:
+    """Whether ``exc`` says that the database is out of reach, rather than that it refuses this statement."""
+    if not isinstance(exc, CONNECTION_ERRORS):
+        return False
+    state = exc.sqlstate if isinstance(exc, psycopg.Error) else None
+    return state is None or state[:2] in _OUT_OF_REACH
 
 
 def retrying(call: Callable[[], T]) -> T:

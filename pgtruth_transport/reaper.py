@@ -13,27 +13,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from celery.app.task import Context
-from celery.exceptions import TaskRevokedError, WorkerLostError
 from celery.utils.log import get_logger
-from kombu.compression import decompress
-from kombu.serialization import loads, prepare_accept_content
 
-from . import attempts, chords, counters, lifecycle, publish
-from .attempts import Attempt
-from .db import Database, retrying
+from . import chords, counters, endings, lifecycle, publish
+from .db import Database
 from .effects import book
-from .jobs import Ending, Job, Lease
+from .endings import BATCH
+from .jobs import Job
 from .runtime import runtime
 from .settings import Settings
 from .signals import Signal
-from .states import Outcome, Status
-from .transport import encoding
+from .states import Status
 from .transport.entities import collect_garbage
 
 logger = get_logger(__name__)
 
-BATCH = 500
 DELETE_BATCH = 2000
 #: Seconds between two looks at what should have come by now and has not: they read every open job.
 OVERDUE_INTERVAL = 3600.0
@@ -102,7 +96,7 @@ def _sweep(app: Any, database: Database, signal: Signal, *, reap: bool) -> Swept
 
     recovered = batches(lifecycle.recover)
     requeued = batches(lifecycle.reap) if reap else 0
-    spent = _end_spent(app, database, signal) if reap else 0
+    spent = endings.end_spent(app, database, signal) if reap else 0
     expired = _end_all(app, database, signal, lifecycle.lock_expired, "expired")
     expired += _end_all(app, database, signal, lifecycle.lock_forbidden, "revoked")
     reason = f"no worker knew this task for {database.settings.unknown_task_wait:g} s"
@@ -121,49 +115,6 @@ def _sweep(app: Any, database: Database, signal: Signal, *, reap: bool) -> Swept
     return swept
 
 
-def _end_spent(app: Any, database: Database, signal: Signal) -> int:
-    """Fail the jobs whose lease has run out and that may not run again, on behalf of their dead holders."""
-    total = 0
-    while True:
-        found, ended, follow = retrying(lambda: _end_spent_batch(app, database))
-        if ended:
-            _announce(database, signal, ended.waited, follow)
-        total += found
-        if found < BATCH:
-            return total
-
-
-def _end_spent_batch(app: Any, database: Database) -> tuple[int, lifecycle.Ended | None, chords.FollowUps]:
-    follow = chords.FollowUps()
-    with database.connection() as conn, conn.transaction():
-        found = lifecycle.lock_spent(conn, database, BATCH)
-        dead = [_failed_attempt(app, database, job, lease) for job, lease in found]
-        endings = [(attempt.lease, attempt.ending) for attempt in dead if attempt.ending is not None]
-        ended = lifecycle.ended(lifecycle.finish(conn, database, endings)) if endings else None
-        for attempt in dead:
-            if ended and (attempt.job_id, attempt.lease_version) in ended.leases:
-                follow.add(attempt)
-        chords.write(conn, database, app, follow)
-    return len(found), ended, follow
-
-
-def _failed_attempt(app: Any, database: Database, job: Job, lease: Lease) -> Attempt:
-    if job.at_most_once:
-        text = f"its worker {lease.owned_by} died after the early acknowledgement; it may not run twice"
-    else:
-        text = f"its worker {lease.owned_by} stopped renewing the lease; {job.retry_count} of its retries were spent"
-    attempt = Attempt(lease, database.settings, job.retry_count)
-    context = context_of(app, job)
-    exc = WorkerLostError(text)
-    with attempts.ending(attempt):
-        try:
-            _backend(app, job).mark_as_failure(job.id, exc, request=context)
-        except Exception:
-            logger.exception("%s[%s]: an errback or the chord could not be told of its end", job.task, job.id)
-    attempt.end(attempts.failed(f"WorkerLostError: {text}"))
-    return attempt
-
-
 def _end_all(
     app: Any,
     database: Database,
@@ -172,12 +123,8 @@ def _end_all(
     reason: str,
     state: str = "REVOKED",
 ) -> int:
-    total = 0
-    while True:
-        found = _end_locked(app, database, signal, lambda conn: lock(conn, database, BATCH), reason, state)
-        total += found
-        if found < BATCH:
-            return total
+    ends = endings.unheld(app, database, lambda conn: lock(conn, database, BATCH), reason, state)
+    return endings.end_all(app, database, signal, ends)
 
 
 def cancel(app: Any, ids: Sequence[str], reason: str = "revoked") -> int:
@@ -187,84 +134,11 @@ def cancel(app: Any, ids: Sequence[str], reason: str = "revoked") -> int:
     """
     found = runtime(Settings.from_app(app))
     database = found.database
-    count = _end_locked(
-        app, database, found.signal, lambda conn: lifecycle.lock_queued(conn, database, ids), reason, "REVOKED"
-    )
+    ends = endings.unheld(app, database, lambda conn: lifecycle.lock_queued(conn, database, ids), reason, "REVOKED")
+    count = endings.end(app, database, found.signal, ends).ended
     with database.connection() as conn:
         lifecycle.cancel(conn, database, ids, reason)
     return count
-
-
-def _end_locked(
-    app: Any, database: Database, signal: Signal, lock: Callable[[Any], list[Job]], reason: str, state: str
-) -> int:
-    """End the jobs that ``lock`` returns, which nobody holds, and tell their chords, in one transaction."""
-
-    def end() -> tuple[int, lifecycle.Ended, chords.FollowUps]:
-        follow = chords.FollowUps()
-        with database.connection() as conn, conn.transaction():
-            jobs = lock(conn)
-            endings = [(job.id, _ending(app, database, job, reason, state, follow)) for job in jobs]
-            ended = lifecycle.end_queued(conn, database, endings) if endings else lifecycle.Ended(frozenset(), ())
-            chords.write(conn, database, app, follow)
-        return len(jobs), ended, follow
-
-    count, ended, follow = retrying(end)
-    _announce(database, signal, ended.waited, follow)
-    return count
-
-
-def _ending(app: Any, database: Database, job: Job, reason: str, state: str, follow: chords.FollowUps) -> Ending:
-    attempt = Attempt(Lease(job.id, job.lease_version, "", job.claimed_at), database.settings)
-    context = context_of(app, job)
-    with attempts.ending(attempt):
-        try:
-            if state == "REVOKED":
-                _backend(app, job).mark_as_revoked(job.id, reason, request=context)
-            else:
-                _backend(app, job).mark_as_failure(job.id, TaskRevokedError(reason), request=context)
-        except Exception:
-            logger.exception("%s[%s]: an errback or the chord could not be told of its end", job.task, job.id)
-    follow.add(attempt)
-    meta = attempt.ending.meta if attempt.ending is not None else None
-    outcome = Outcome.CANCELLED if state == "REVOKED" else Outcome.FAILED
-    return Ending(Status.FAILED, outcome, state, None, meta, reason)
-
-
-def _backend(app: Any, job: Job) -> Any:
-    task = app.tasks.get(job.task)
-    return app.backend if task is None else task.backend
-
-
-def context_of(app: Any, job: Job) -> Context:
-    """Celery's view of a job that no worker holds: enough for errbacks, chains and chords."""
-    request: dict[str, Any] = {"id": job.id, "task": job.task, "delivery_info": {}, "hostname": None}
-    try:
-        payload = encoding.payload(job)
-        request = {**request, **payload["headers"], "hostname": None}
-        request["delivery_info"] = payload["properties"].get("delivery_info") or {}
-        args, kwargs, embed = _decode(app, payload)
-        request.update({"args": args, "kwargs": kwargs, **(embed or {})})
-    except Exception:
-        logger.warning("%s[%s]: its message cannot be decoded, its callbacks are unknown", job.task, job.id)
-    return Context(request)
-
-
-def _decode(app: Any, payload: dict[str, Any]) -> Any:
-    """The decoded body of a message, by the app's accepted content types."""
-    body = payload["body"]
-    compression = payload["headers"].get("compression")
-    if compression:
-        body = decompress(body, compression)
-    accept = prepare_accept_content(app.conf.accept_content)
-    return loads(body, payload["content-type"], payload["content-encoding"], accept=accept)
-
-
-def _announce(database: Database, signal: Signal, waited: Sequence[str], follow: chords.FollowUps) -> None:
-    publish.wake(database, signal, follow.rows)
-    ids = [*waited, *follow.waited]
-    if ids:
-        signal.announce(ids)
 
 
 def _tidy(app: Any, database: Database) -> int:

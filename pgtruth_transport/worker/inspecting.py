@@ -13,8 +13,8 @@ from typing import Any, Final
 from celery.utils.functional import maybe_list
 from celery.worker import control
 
+from ..endings import context_of
 from ..jobs import Job
-from ..reaper import context_of
 
 #: How many scheduled jobs one answer lists.
 SHOWN: Final = 1000

@@ -1,0 +1,83 @@
+"""Ends that no holder writes: one that the database refuses holds up no other, and everybody else is told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import psycopg
+import pytest
+from celery import Celery, chord
+from celery.result import AsyncResult
+
+from pgtruth_transport import lifecycle, reaper
+from pgtruth_transport.db import Database
+from pgtruth_transport.runtime import runtime
+from pgtruth_transport.settings import Settings
+from tests.support_jobs import client
+from tests.support_lifecycle import claim, let_lease_run_out, read, read_all
+
+Connection = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def app(database_url: str) -> Celery:
+    return client(
+        database_url, {"signal_url": "silent://", "retry_limit": 0, "lease_seconds": 1.0, "reap_interval": 1.0}
+    )
+
+
+@pytest.fixture
+def db(app: Celery) -> Database:
+    return runtime(Settings.from_app(app)).database
+
+
+def member(app: Celery) -> tuple[AsyncResult[Any], str]:
+    """A chord of one member: its body's result, and the member's id."""
+    body = chord([app.signature("tests.noop")], app=app)(app.signature("tests.total"))
+    return body, str(body.parent.results[0].id)
+
+
+def spoil(conn: Connection, job_id: str) -> None:
+    """The chord of this job has a name that PostgreSQL refuses."""
+    headers = json.loads(bytes(read(conn, job_id)["headers"]))
+    headers["group"] = "a\0b"
+    conn.execute("UPDATE pgtruth.jobs SET headers = %s WHERE id = %s", (json.dumps(headers).encode(), job_id))
+
+
+@pytest.mark.parametrize("why", ["spent", "expired"])
+def test_one_end_that_the_database_refuses_does_not_hold_up_the_others(
+    app: Celery, db: Database, conn: Connection, why: str
+) -> None:
+    good, bad = [member(app) for _ in range(2)], member(app)
+    ids = [job_id for _, job_id in (*good, bad)]
+    spoil(conn, bad[1])
+    if why == "spent":
+        assert len(claim(conn, db, "w1", 9)) == 3
+        let_lease_run_out(conn, *ids)
+    else:
+        conn.execute("UPDATE pgtruth.jobs SET expires_at = clock_timestamp() WHERE id = ANY(%s)", (ids,))
+    swept = reaper.sweep(app)
+    assert swept.spent + swept.expired == 3
+    assert {read(conn, job_id)["status"] for job_id in ids} == {"failed"}
+    assert [body.state for body, _ in good] == ["FAILURE", "FAILURE"]
+    assert bad[0].id not in read_all(conn)  # nobody could tell its chord
+    assert app.AsyncResult(bad[1]).state == ("FAILURE" if why == "spent" else "REVOKED")
+    assert reaper.sweep(app)[:5] == (0, 0, 0, 0, 0)
+
+
+def test_a_sweep_that_is_the_victim_of_a_deadlock_tries_again(
+    app: Celery, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, job_id = member(app)
+    conn.execute("UPDATE pgtruth.jobs SET expires_at = clock_timestamp() WHERE id = %s", (job_id,))
+    write, failures = lifecycle.end_queued, [psycopg.errors.DeadlockDetected(), psycopg.errors.SerializationFailure()]
+
+    def end_queued(*args: Any) -> lifecycle.Ended:
+        if failures:
+            raise failures.pop()
+        return write(*args)
+
+    monkeypatch.setattr(lifecycle, "end_queued", end_queued)
+    assert reaper.sweep(app).expired == 1
+    assert body.state == "FAILURE"
