@@ -1,6 +1,6 @@
 """Writing ends and claiming in one transaction per turn: the worker's hot path.
 
-Cost per turn: one round trip, one commit, at most three statements (finish, requeue, claim) in the common case,
+Cost per turn: one round trip, one commit, one to three statements (finish, requeue, claim) in the common case,
 whatever the batch. Ends with follow-ups (callbacks, chain steps, chord parts) take a round trip per statement more, in
 the same transaction: the final write, its attempt row, the chord's count and every follow-up commit together or not
 at all. A crash before the COMMIT loses one attempt of each job in the batch, nothing else.
@@ -44,12 +44,13 @@ class Settler:
         self._conn: Connection | None = None
         self._counts: dict[str, int] = {}
         self._prepared_at = time.monotonic()
+        self._alone = True
 
     def run(self, batch: Sequence[Held], want: int) -> list[Job]:
         """Settle ``batch`` and claim at most ``want`` jobs."""
         started = time.monotonic()
         try:
-            jobs = retrying(lambda: self._run(batch, want))
+            jobs = retrying(lambda: self._try(batch, want))
             self._watch_plans(started)
             return jobs
         except LOST:
@@ -62,6 +63,13 @@ class Settler:
         for held in batch:
             self._run_alone(held)
         return self.run((), want)
+
+    def _try(self, batch: Sequence[Held], want: int) -> list[Job]:
+        try:
+            return self._run(batch, want)
+        except psycopg.errors.SerializationFailure:
+            self._alone = False  # this server's default is stricter: only an explicit transaction says read committed
+            raise
 
     def _watch_plans(self, started: float) -> None:
         """Prepare the statements anew after a slow turn: their plans may stem from when the table was nearly empty."""
@@ -104,10 +112,12 @@ class Settler:
         search = worker.search() if want else None
         finished = requeued = claimed = None
         follow = chords.FollowUps()
+        alone = self._alone and not follows and bool(endings) + bool(requeues) + bool(search) == 1
         with ExitStack() as stack:
-            if not follows:
-                stack.enter_context(conn.pipeline())
-            stack.enter_context(conn.transaction())
+            if not alone:  # a statement that is alone is its own transaction: a third of the time of an explicit one
+                if not follows:
+                    stack.enter_context(conn.pipeline())
+                stack.enter_context(conn.transaction())
             if endings:
                 finished = lifecycle.finish(conn, db, endings)
             if requeues:
