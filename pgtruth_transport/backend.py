@@ -181,7 +181,9 @@ class PgTruthBackend(BaseBackend):
 
             cancel(self.app, [task_id], reason or "revoked")
             return
-        super().mark_as_revoked(task_id, reason, request, store_result, **kwargs)
+        state = kwargs.get("state", states.REVOKED)
+        # as Celery's, and the rest of the chain ends as well: nobody will ever publish it
+        self.mark_as_failure(task_id, TaskRevokedError(reason), None, request, store_result, False, state)
 
     # Reading.
 

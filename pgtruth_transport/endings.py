@@ -196,6 +196,8 @@ def _backend(app: Any, job: Job) -> Any:
 def context_of(app: Any, job: Job) -> Context:
     """Celery's view of a job that no worker holds: enough for errbacks, chains and chords."""
     request: dict[str, Any] = {"id": job.id, "task": job.task, "delivery_info": {}, "hostname": None}
+    if job.body is None:  # open from the beginning: it has had no message yet
+        return Context(request)
     try:
         payload = encoding.payload(job)
         request = {**request, **payload["headers"], "hostname": None}

@@ -83,6 +83,7 @@ class Search(NamedTuple):
     limit_tasks: list[str]  # tasks with their own max_retries ...
     limits: list[int]  # ... and how many
     strangers: list[str] = []  # noqa: RUF012 - tasks that it has just met and does not know
+    room: int = 2**31 - 1  # how many could start at once; what is claimed beyond that may not be acknowledged early
 
 
 def claim(conn: Connection, db: Database, search: Search, count: int, owner: str) -> psycopg.Cursor[Any]:
@@ -250,6 +251,22 @@ def lock_unknown(conn: Connection, db: Database, count: int) -> list[Job]:
     """Lock a batch of queued jobs whose task no worker has known for longer than ``unknown_task_wait``."""
     params = {"count": count, "wait": db.settings.unknown_task_wait}
     return [Job._make(row) for row in conn.execute(db.sql("job_lock_unknown"), params).fetchall()]
+
+
+def overdue(conn: Connection, db: Database, keep: float, count: int) -> list[str]:
+    """Open jobs that nobody has touched for ``keep`` seconds."""
+    return [row[0] for row in conn.execute(db.sql("job_open"), {"keep": keep, "count": count}).fetchall()]
+
+
+def keep_open(conn: Connection, db: Database, ids: Iterable[str]) -> None:
+    """Note that the message of these open jobs may still come."""
+    conn.execute(db.sql("job_keep_open"), {"ids": list(ids)})
+
+
+def lock_open(conn: Connection, db: Database, ids: Sequence[str], keep: float) -> list[Job]:
+    """Lock those of the named jobs that are still open, and were not touched for ``keep`` seconds."""
+    params = {"ids": list(ids), "keep": keep}
+    return [Job._make(row) for row in conn.execute(db.sql("job_lock_open"), params).fetchall()]
 
 
 def lock_spent(conn: Connection, db: Database, count: int) -> list[tuple[Job, Lease]]:

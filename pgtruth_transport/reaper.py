@@ -11,6 +11,7 @@ read-only, or out of reach for all), one interval.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from celery.utils.log import get_logger
@@ -109,7 +110,7 @@ def _sweep(app: Any, database: Database, signal: Signal, *, reap: bool) -> Swept
         counters.add(conn, database, counts)
     if queues:
         publish.wake_quietly(signal, queues)
-    swept = Swept(requeued, spent, recovered, expired, unknown, _tidy(app, database))
+    swept = Swept(requeued, spent, recovered, expired, unknown, _tidy(app, database, signal))
     if any(swept[:5]):
         logger.warning("swept: %s", ", ".join(f"{name} {value}" for name, value in swept._asdict().items() if value))
     return swept
@@ -141,7 +142,30 @@ def cancel(app: Any, ids: Sequence[str], reason: str = "revoked") -> int:
     return count
 
 
-def _tidy(app: Any, database: Database) -> int:
+def _end_overdue(app: Any, database: Database, signal: Signal, keep: float) -> None:
+    """Fail open jobs older than ``keep`` seconds whose message no open job can publish any more."""
+    reason = f"its message was not published within {keep:g} s, and no job is left that could do it"
+    while True:
+        with database.connection() as conn:
+            ids = lifecycle.overdue(conn, database, keep, chords.BATCH)
+            if not ids:
+                return
+            awaited = lifecycle.mentioned(conn, database, ids)
+            lifecycle.keep_open(conn, database, awaited)
+        lost = [job_id for job_id in ids if job_id not in awaited]
+        ends = endings.unheld(app, database, partial(_lock_open, database, lost, keep), reason, "FAILURE")
+        ended = endings.end(app, database, signal, ends).ended
+        if ended:
+            logger.warning("%d open job(s) ended as failed: %s", ended, reason)
+        if len(ids) < chords.BATCH or ended < len(lost):  # the rest is for the next look
+            return
+
+
+def _lock_open(database: Database, ids: Sequence[str], keep: float, conn: Any) -> list[Job]:
+    return lifecycle.lock_open(conn, database, ids, keep)
+
+
+def _tidy(app: Any, database: Database, signal: Signal) -> int:
     """Delete what is past its keeping time; one batch of each kind per sweep, so that no sweep takes long."""
     keep = app.conf.result_expires
     done = keep.total_seconds() if hasattr(keep, "total_seconds") else keep
@@ -152,6 +176,7 @@ def _tidy(app: Any, database: Database) -> int:
         conn.execute(database.sql("waiter_delete_expired"), {"keep": float(done), "count": DELETE_BATCH})
         if _take(conn, database, "by a sweep", min(OVERDUE_INTERVAL, float(done)), duty="overdue"):
             chords.delete_forgotten(conn, database, float(done))
+            _end_overdue(app, database, signal, float(done))
         failed = database.settings.failed_expires or float(done) * 7
         deleted = lifecycle.delete_old(conn, database, Status.DONE, float(done), DELETE_BATCH)
         return deleted + lifecycle.delete_old(conn, database, Status.FAILED, failed, DELETE_BATCH)

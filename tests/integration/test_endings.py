@@ -14,6 +14,7 @@ from pgtruth_transport import lifecycle, reaper
 from pgtruth_transport.db import Database
 from pgtruth_transport.runtime import runtime
 from pgtruth_transport.settings import Settings
+from tests.support import eventually
 from tests.support_jobs import client
 from tests.support_lifecycle import claim, let_lease_run_out, read, read_all
 
@@ -55,6 +56,8 @@ def test_one_end_that_the_database_refuses_does_not_hold_up_the_others(
     if why == "spent":
         assert len(claim(conn, db, "w1", 9)) == 3
         let_lease_run_out(conn, *ids)
+        settled = "SELECT clock_timestamp() > pg_postmaster_start_time() + interval '1 second'"
+        eventually(lambda: conn.execute(settled).fetchone() == (True,), 5)
     else:
         conn.execute("UPDATE pgtruth.jobs SET expires_at = clock_timestamp() WHERE id = ANY(%s)", (ids,))
     swept = reaper.sweep(app)

@@ -7,12 +7,17 @@ from typing import Any
 
 import psycopg
 import pytest
-from celery import chain, chord
+from celery import Celery, chain, chord
+from celery.exceptions import TaskRevokedError
+from celery.result import AsyncResult
 
 from pgtruth_transport import reaper
 from pgtruth_transport.db import Database
+from pgtruth_transport.jobs import Requeue
+from pgtruth_transport.states import Outcome
 from tests.support import WorkerProcess, eventually
 from tests.support_jobs import NAME, client
+from tests.support_lifecycle import claim, lease_of, read, requeue
 from tests.support_plans import explain
 
 Connection = psycopg.Connection[Any]
@@ -90,3 +95,86 @@ def test_looking_for_what_is_awaited_reads_the_open_jobs_once(db: Database, conn
     conn.execute("ANALYZE pgtruth.jobs")
     plan = explain(conn, db.sql("job_mention"), {"ids": [f"c{n}" for n in range(50)]})
     assert plan.touched("jobs") <= 2000, plan.text
+
+
+def open_jobs(conn: Connection) -> int:
+    row = conn.execute("SELECT count(*) FROM pgtruth.jobs WHERE status = 'queued' AND run_at = 'infinity'").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def replaced(app: Celery, db: Database, conn: Connection, countdown: float = 0) -> tuple[AsyncResult[Any], str]:
+    """A job that has replaced itself by a chain, whose first step is queued: its result, and that step's id."""
+    result = app.send_task(f"{NAME}.noop")
+    (job,) = claim(conn, db)
+    steps = chain(app.signature(f"{NAME}.add", (1, 1)), app.signature(f"{NAME}.add", (1,)), app=app)
+    steps.freeze(result.id)
+    with conn.transaction():
+        assert requeue(conn, db, lease_of(job, "w1"), Requeue(Outcome.RELEASED, open=True))
+    first = steps.apply_async(countdown=countdown or None, task_id=result.id).parent
+    assert open_jobs(conn) == 1
+    return result, str(first.id)
+
+
+@pytest.mark.parametrize("how", ["expired", "revoked", "unknown"])
+def test_a_replaced_job_ends_with_a_step_that_will_never_run(
+    database_url: str, db: Database, conn: Connection, how: str
+) -> None:
+    app = client(database_url, {"signal_url": "silent://"})
+    result, first = replaced(app, db, conn)
+    match how:
+        case "expired":
+            conn.execute("UPDATE pgtruth.jobs SET expires_at = clock_timestamp() WHERE id = %s", (first,))
+        case "revoked":
+            app.control.revoke(first)
+        case "unknown":
+            conn.execute("UPDATE pgtruth.jobs SET unknown_since = '2000-01-01' WHERE id = %s", (first,))
+    reaper.sweep(app)
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=5)
+    assert result.state == ("FAILURE" if how == "unknown" else "REVOKED")
+    assert open_jobs(conn) == 0
+
+
+def test_an_open_job_ends_when_nothing_is_left_that_could_publish_its_message(
+    database_url: str, db: Database, conn: Connection
+) -> None:
+    app = client(database_url, {"signal_url": "silent://"})
+    app.backend.store_result("noted", {"done": 3}, "PROGRESS")
+    assert open_jobs(conn) == 1
+    reaper.sweep(app)
+    assert open_jobs(conn) == 1
+    age(conn)
+    reaper.sweep(app)
+    row = read(conn, "noted")
+    assert (row["status"], row["celery_state"]) == ("failed", "FAILURE")
+    assert "no job is left that could" in row["error"]
+    with pytest.raises(Exception, match="not published within 86400 s"):
+        app.AsyncResult("noted").get(timeout=5)
+
+
+def test_a_replaced_job_stays_open_for_as_long_as_a_step_may_come_to_it(
+    database_url: str, db: Database, conn: Connection
+) -> None:
+    app = client(database_url, {"signal_url": "silent://"})
+    result, first = replaced(app, db, conn, LATER)
+    age(conn)
+    reaper.sweep(app)
+    assert open_jobs(conn) == 1
+    conn.execute("DELETE FROM pgtruth.jobs WHERE id = %s", (first,))  # nothing of ours does that to an open job
+    age(conn)
+    reaper.sweep(app)
+    assert open_jobs(conn) == 0
+    assert result.state == "FAILURE"
+
+
+def test_looking_for_open_jobs_does_not_walk_the_backlog(db: Database, conn: Connection) -> None:
+    conn.execute(
+        "INSERT INTO pgtruth.jobs (id, status, task, queue, run_at, updated_at)"
+        " SELECT 'j' || n, 'queued', 't', 'q' || n %% 3, CASE WHEN n %% 1000 = 0 THEN 'infinity'::timestamptz"
+        " ELSE clock_timestamp() END, '2000-01-01' FROM generate_series(1, 20000) AS n",
+        (),
+    )
+    conn.execute("ANALYZE pgtruth.jobs")
+    plan = explain(conn, db.sql("job_open"), {"keep": DAY, "count": 50})
+    assert plan.touched("jobs") <= 100, plan.text
