@@ -2,10 +2,10 @@
 -- Locks: the claimed rows only, one by one (the LIMIT stops the nested loop), skipping what others hold.
 -- Index: jobs_claim, one range per (queue, priority) bounded by run_at (no backlog, no far ETAs); jobs_pkey (|| '', see job_finish; on task, statistics of one task must not mislead).
 WITH picked AS MATERIALIZED (
-    SELECT c.id
+    SELECT c.id, c.task = ANY(%(early)s::text[]) AS early
     FROM unnest(%(queues)s::text[], %(priorities)s::smallint[]) AS s(queue, priority)
     CROSS JOIN LATERAL (
-        SELECT j.id
+        SELECT j.id, j.task
         FROM {schema}.jobs j
         WHERE j.status = 'queued' AND j.queue = s.queue AND j.priority = s.priority
             AND j.run_at <= (SELECT clock_timestamp())
@@ -16,6 +16,8 @@ WITH picked AS MATERIALIZED (
         FOR UPDATE OF j SKIP LOCKED
     ) c
     LIMIT %(count)s
+), numbered AS MATERIALIZED (
+    SELECT id, early, row_number() OVER () AS n FROM picked
 ), claimed AS (
     UPDATE {schema}.jobs j
     SET status = 'processing', owned_by = %(owner)s, lease_version = j.lease_version + 1,
@@ -26,8 +28,10 @@ WITH picked AS MATERIALIZED (
                        WHERE l.task = j.task),
         celery_state = CASE WHEN j.task = ANY(%(started)s::text[]) THEN 'STARTED' ELSE j.celery_state END,
         meta = CASE WHEN j.task = ANY(%(started)s::text[]) THEN NULL ELSE j.meta END
-    FROM picked
-    WHERE j.id = picked.id AND j.status || '' = 'queued'
+    FROM numbered p
+    WHERE j.id = p.id AND j.status || '' = 'queued'
+        -- what may not run twice is claimed only where it can start at once, and nothing behind it before it
+        AND p.n <= (SELECT COALESCE(min(n) - 1, %(count)s) FROM numbered WHERE early AND n > %(room)s)
     RETURNING j.id, j.task, j.queue, j.priority, j.run_at, j.lease_version, j.retry_count, j.max_retries,
         j.at_most_once, j.claimed_at::text AS claimed_at, j.headers, j.properties, j.body
 )

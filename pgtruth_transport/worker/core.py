@@ -110,6 +110,10 @@ class Worker:
         """How many bodies are running or about to; also those that overran their limit and cannot be stopped."""
         return len(self.held) - len(self._ended) + len(self._overrun)
 
+    def _room(self) -> int:
+        """How many bodies could start now."""
+        return max(0, self.slots() - self.in_flight())
+
     def _free(self) -> int:
         slots = self.slots()
         multiplier = int(self.consumer.prefetch_multiplier or 0)
@@ -142,7 +146,7 @@ class Worker:
         self._rotation = (self._rotation + 1) % max(1, len(self.queues))
         pairs = [(queue, priority) for priority in range(9, -1, -1) for queue in queues]
         strangers = self._strangers.away(time.monotonic())
-        return lifecycle.Search([q for q, _ in pairs], [p for _, p in pairs], *self._knowledge, strangers)
+        return lifecycle.Search([q for q, _ in pairs], [p for _, p in pairs], *self._knowledge, strangers, self._room())
 
     # The turn.
 
@@ -155,12 +159,14 @@ class Worker:
             with self._lock:
                 batch = [held for held in self._ended if not held.closing]
                 want = self.wanted() if claim else 0
+                # tasks that are acknowledged early are not claimed ahead: fewer than wanted may still not be all
+                enough = min(want, self._room()) if self._knowledge[0] else want
             if not batch and not want:
                 return 0
             jobs = self.settler.run(batch, want)  # without the lock: the keeper and the pool never wait for it
             self._forget(batch)
             if want:
-                self._hungry = len(jobs) >= want
+                self._hungry = len(jobs) >= enough
                 if self._woken and not jobs:
                     self.settler.count(counters.WAKEUPS_IGNORED)
                 self._woken = False
