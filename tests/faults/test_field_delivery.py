@@ -123,6 +123,22 @@ def test_d04_long_tasks_behind_short_ones_are_not_hidden_by_the_look_ahead(
     assert one(conn, "SELECT max(retry_count) FROM pgtruth.jobs") == (0,)
 
 
+def test_d04_what_may_not_run_twice_is_not_taken_ahead(worker: Start, database_url: str, conn: Conn) -> None:
+    """The same with early acknowledgement: only what had started is lost, and says so."""
+    app = client(database_url, FAST)
+    for _ in range(60):
+        send(app, "noop")
+    ids = [send(app, "sleepy_early", 3) for _ in range(6)]
+    first = worker(name="w1", options=FAST, args=("--prefetch-multiplier", "4"))
+    eventually(lambda: runs(conn) == 2)
+    first.kill9()
+    assert statuses(conn) == {"done": 60, "processing": 2, "queued": 4}
+    worker(name="w2", options=FAST, concurrency=4, pool="threads")
+    eventually(ended(conn, ids), 20)
+    assert statuses(conn) == {"done": 64, "failed": 2}
+    assert runs(conn) == 6
+
+
 @pytest.mark.parametrize(
     ("args", "count"), [((), 50), (("--max-tasks-per-child", "1"), 12)], ids=["plain", "recycling"]
 )
