@@ -44,7 +44,8 @@ def test_a_restarted_worker_of_the_same_name_does_not_inherit_leases(
     worker(name="same", options=FAST)
     wait_status(conn, job_id, "done", REAPED + 5)
     owners = [attempt["owned_by"] for attempt in attempts(conn, job_id)]
-    assert owners[0] == owner and owners[1] != owner
+    assert owners[0] == owner
+    assert owners[1] != owner
     assert all(found.startswith("same@localhost:") for found in owners)
 
 
@@ -58,7 +59,9 @@ def test_lease_expires_beyond_retry_limit(worker: Start, database_url: str, conn
         victim.kill9()
     worker(name="w3", options=options)
     row = wait_status(conn, job_id, "failed", REAPED + 5)
-    assert row["retry_count"] == 1 and "retries were spent" in row["error"] and row["result"] is None
+    assert row["retry_count"] == 1
+    assert "retries were spent" in row["error"]
+    assert row["result"] is None
     assert outcomes(conn, job_id) == ["lease_expired", "failed"]
     assert app.AsyncResult(job_id).state == "FAILURE"
     eventually(lambda: runs(conn, "note 3") == 1)  # its errback ran, once
@@ -108,8 +111,10 @@ def test_a_poison_job_ends_failed_and_never_loops(worker: Start, database_url: s
     app = client(database_url)
     job_id = send(app, "die", link_error=app.signature("tests.apps.basic.note"))
     row = wait_status(conn, job_id, "failed", 40)
-    assert row["retry_count"] == 3 and runs(conn, "start", job_id) == 4
-    assert "WorkerLostError" in row["error"] and app.AsyncResult(job_id).state == "FAILURE"
+    assert row["retry_count"] == 3
+    assert runs(conn, "start", job_id) == 4
+    assert "WorkerLostError" in row["error"]
+    assert app.AsyncResult(job_id).state == "FAILURE"
     eventually(lambda: runs(conn, "note 3") == 1)
     good = send(app, "run", 7)
     wait_status(conn, good, "done", 20)
@@ -124,7 +129,8 @@ def test_early_ack_never_runs_twice(worker: Start, database_url: str, conn: Conn
     first.kill9()
     worker(name="w2", options=FAST)
     row = wait_status(conn, job_id, "failed", REAPED + 5)
-    assert "may not run twice" in row["error"] and runs(conn, "start", job_id) == 1
+    assert "may not run twice" in row["error"]
+    assert runs(conn, "start", job_id) == 1
 
 
 def test_early_ack_is_done_only_when_its_outcome_arrives(worker: Start, database_url: str, conn: Conn) -> None:
@@ -179,7 +185,8 @@ def test_a_hard_time_limit_ends_the_job(worker: Start, database_url: str, conn: 
     eventually(lambda: runs(conn, "start", job_id) == 1)
     good = send(client(database_url), "run", 1)
     wait_status(conn, good, "done", 15)
-    assert job(conn, job_id) == row and running.is_running()
+    assert job(conn, job_id) == row
+    assert running.is_running()
 
 
 def test_warm_shutdown_finishes_what_runs_and_releases_the_rest(worker: Start, database_url: str, conn: Conn) -> None:
@@ -193,7 +200,8 @@ def test_warm_shutdown_finishes_what_runs_and_releases_the_rest(worker: Start, d
     assert held == (0,)
     worker(name="w2", concurrency=4)
     eventually(ended(conn, ids), 20)
-    assert runs(conn, "start") == 40 and runs(conn, "end") == 40
+    assert runs(conn, "start") == 40
+    assert runs(conn, "end") == 40
     assert conn.execute("SELECT max(retry_count) FROM pgtruth.jobs").fetchone() == (0,)
 
 

@@ -146,7 +146,8 @@ def test_an_ignored_result_is_done_and_reads_pending(worker: Start, database_url
     app = client(database_url)
     job_id = send(app, "add", 1, 2, ignore_result=True)
     row = wait_status(conn, job_id, "done")
-    assert row["result"] is None and app.AsyncResult(job_id).state == "PENDING"
+    assert row["result"] is None
+    assert app.AsyncResult(job_id).state == "PENDING"
 
 
 def test_the_result_arrives_without_tight_polling(

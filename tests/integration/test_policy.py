@@ -23,7 +23,8 @@ def test_by_the_urls_alone_an_exception_fails_the_task(worker: Start, database_u
     job_id = send(client(database_url), "boom")
     row = wait_status(conn, job_id, "failed")
     assert (row["retry_count"], row["error"], row["celery_state"]) == (0, "ValueError: boom", "FAILURE")
-    assert outcomes(conn, job_id) == ["failed"] and runs(conn, "start", job_id) == 1
+    assert outcomes(conn, job_id) == ["failed"]
+    assert runs(conn, "start", job_id) == 1
 
 
 def test_by_the_urls_alone_celerys_retry_counts(worker: Start, database_url: str, conn: Conn) -> None:
@@ -42,7 +43,8 @@ def test_install_retries_a_failure_and_then_succeeds(worker: Start, database_url
     job_id = send(app, "flaky", 2)
     assert app.AsyncResult(job_id).get(timeout=30) == 3
     row = job(conn, job_id)
-    assert row["retry_count"] == 2 and row["status"] == "done"
+    assert row["retry_count"] == 2
+    assert row["status"] == "done"
 
 
 def test_install_ends_failed_when_the_budget_is_spent(worker: Start, database_url: str, conn: Conn) -> None:
@@ -84,14 +86,16 @@ def test_install_shows_started(worker: Start, database_url: str, conn: Conn) -> 
     eventually(lambda: runs(conn, "start", job_id) == 1)
     result = app.AsyncResult(job_id)
     assert result.state == "STARTED"
-    assert result.info["hostname"] == "w1@localhost" and result.info["pid"] > 0
+    assert result.info["hostname"] == "w1@localhost"
+    assert result.info["pid"] > 0
 
 
 def test_a_time_out_is_retried_with_install(worker: Start, database_url: str, conn: Conn) -> None:
     worker(install={}, options={"retry_limit": 1})
     job_id = send(client(database_url), "sleepy", 30, time_limit=1)
     row = wait_status(conn, job_id, "failed", 30)
-    assert "TimeLimitExceeded" in row["error"] and row["retry_count"] == 1
+    assert "TimeLimitExceeded" in row["error"]
+    assert row["retry_count"] == 1
     assert runs(conn, "start", job_id) == 2
 
 
