@@ -9,6 +9,7 @@ from celery.app.control import Control as CeleryControl
 from kombu.utils.json import dumps, loads
 
 from . import attempts
+from .endings import acting_for
 from .jobs import Stored
 from .reaper import cancel
 from .runtime import runtime
@@ -19,6 +20,13 @@ from .transport_names import is_ours
 
 class Control(CeleryControl):
     """Celery's remote control; see Celery's user guide, "Workers Guide: Revoke"."""
+
+    def purge(self, connection: Any = None) -> int:
+        """Discard all waiting tasks: they end as revoked, and their chords and chains are told."""
+        with acting_for(self.app):
+            return int(super().purge(connection))
+
+    discard_all = purge
 
     def revoke(
         self,

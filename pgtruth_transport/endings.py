@@ -7,9 +7,12 @@ holds up no other. A crash before COMMIT leaves the batch as it was; the next sw
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+from celery import Celery, current_app
 from celery.app.task import Context
 from celery.exceptions import TaskRevokedError, WorkerLostError
 from celery.utils.log import get_logger
@@ -24,6 +27,7 @@ from .jobs import Ending, Job, Lease, described
 from .signals import Signal
 from .states import Outcome, Status
 from .transport import encoding
+from .transport_names import is_ours
 
 logger = get_logger(__name__)
 
@@ -169,6 +173,53 @@ def unheld(app: Any, database: Database, lock: Callable[[Any], list[Job]], reaso
         lambda job, lease: _ended_unheld(app, database, job, lease, reason, state),
         write,
     )
+
+
+class _Purge:
+    """One batch of a purge: what is simple is ended by the statement that finds it, the rest is returned."""
+
+    def __init__(self, database: Database, queue: str) -> None:
+        self._database, self._queue = database, queue
+        self.purged = lifecycle.Purged(0, (), [])
+
+    def lock(self, conn: Any) -> list[Job]:
+        self.purged = lifecycle.purge(conn, self._database, self._queue, BATCH)
+        return lifecycle.lock_queued(conn, self._database, self.purged.left) if self.purged.left else []
+
+
+def purge(app: Any, database: Database, signal: Signal, queue: str) -> int:
+    """End everything in a queue that nobody holds, with chords and chains told; returns how many jobs."""
+    total = 0
+    while True:
+        batch = _Purge(database, queue)
+        done = end(app, database, signal, unheld(app, database, batch.lock, "purged", "REVOKED"))
+        ended, waited, left = batch.purged
+        if waited:
+            signal.announce(waited)
+        total += ended + done.ended
+        if ended + len(left) < BATCH or not ended + done.ended:
+            return total
+
+
+_acting: ContextVar[Any] = ContextVar("pgtruth_acting", default=None)
+
+
+@contextmanager
+def acting_for(app: Any) -> Iterator[None]:
+    """Let a channel that purges, and knows no app, act for ``app``."""
+    token = _acting.set(app)
+    try:
+        yield
+    finally:
+        _acting.reset(token)
+
+
+def acting(url: str) -> Any:
+    """The app to act for: a caller's, the current one, or one that knows no more than the broker's ``url``."""
+    app = _acting.get() or current_app._get_current_object()
+    if is_ours(app.conf):
+        return app
+    return Celery("pgtruth", broker=url, backend="pgtruth://", set_as_current=False)
 
 
 def _ended_unheld(app: Any, database: Database, job: Job, lease: Lease, reason: str, state: str) -> Attempt:

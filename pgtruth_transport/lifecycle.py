@@ -305,14 +305,23 @@ def delete_old(conn: Connection, db: Database, status: Status, keep: float, coun
     return row[0] if row else 0
 
 
-def purge(conn: Connection, db: Database, queue: str, batch: int = 1000) -> int:
-    """``queued`` -> ``failed`` (purged) for everything in a queue that nobody holds; returns how many."""
-    total = 0
-    while True:
-        found = len(conn.execute(db.sql("job_purge"), {"queue": queue, "count": batch}).fetchall())
-        total += found
-        if found < batch:
-            return total
+class Purged(NamedTuple):
+    """A batch of purged jobs."""
+
+    ended: int
+    waited: tuple[str, ...]  # those of them whose result somebody waits for
+    left: list[str]  # locked only: something follows from their end
+
+
+#: How the JSON message of a job that no chain and no chord goes on from ends (callbacks and errbacks are not told).
+SIMPLE = b'"chain": null, "chord": null}]'
+
+
+def purge(conn: Connection, db: Database, queue: str, count: int) -> Purged:
+    """``queued`` -> ``failed`` (purged) for a batch that nobody holds; the caller's transaction ends what is left."""
+    rows = conn.execute(db.sql("job_purge"), {"queue": queue, "count": count, "simple": SIMPLE}).fetchall()
+    ended = [row for row in rows if row[1]]
+    return Purged(len(ended), tuple(row[0] for row in ended if row[2]), [row[0] for row in rows if not row[1]])
 
 
 def size(conn: Connection, db: Database, queue: str) -> int:

@@ -114,6 +114,20 @@ def requeue(conn: psycopg.Connection[Any], db: Database, lease: Lease, item: Req
     return bool(lifecycle.requeued(lifecycle.requeue(conn, db, [(lease, item)])))
 
 
+def purge(conn: psycopg.Connection[Any], db: Database, queue: str, batch: int = 1000) -> int:
+    """Purge a queue, in batches; how many jobs."""
+    total = 0
+    while True:
+        with conn.transaction():
+            found = lifecycle.purge(conn, db, queue, batch)
+            rest = [(job_id, CANCELLED._replace(error="purged")) for job_id in found.left]
+            if rest:
+                assert len(lifecycle.end_queued(conn, db, rest).leases) == len(rest)
+        total += found.ended + len(rest)
+        if found.ended + len(rest) < batch:
+            return total
+
+
 def read(conn: psycopg.Connection[Any], job_id: str = "a") -> Row:
     """The job's row."""
     with conn.cursor(row_factory=dict_row) as cursor:

@@ -22,6 +22,7 @@ from ..signals import SignalError
 from ..states import Outcome
 from . import encoding, messages
 from .entities import ttl_of
+from .urls import client_url
 
 if TYPE_CHECKING:
     from .transport import Transport
@@ -278,9 +279,12 @@ class Channel(virtual.Channel):
             self.entities.delete_queue(conn, queue)
 
     def _purge(self, queue: str) -> int:
-        database = self.runtime.database
+        from .. import endings
+
+        _, database, signal = self.runtime
+        jobs = endings.purge(endings.acting(client_url(self.connection.client)), database, signal, queue)
         with database.connection() as conn:
-            return lifecycle.purge(conn, database, queue) + messages.purge(conn, database, queue)
+            return jobs + messages.purge(conn, database, queue)
 
     def _size(self, queue: str) -> int:
         database = self.runtime.database

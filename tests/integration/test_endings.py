@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pytest
-from celery import Celery, chord
+from celery import Celery, chain, chord
 from celery.result import AsyncResult
 
 from pgtruth_transport import lifecycle, reaper
@@ -16,9 +17,10 @@ from pgtruth_transport.runtime import runtime
 from pgtruth_transport.settings import Settings
 from tests.support import eventually
 from tests.support_jobs import client
-from tests.support_lifecycle import claim, let_lease_run_out, read, read_all
+from tests.support_lifecycle import claim, job_row, let_lease_run_out, read, read_all
 
 Connection = psycopg.Connection[Any]
+SIMPLE_BODY = b'[[], {}, {"callbacks": null, "errbacks": null, "chain": null, "chord": null}]'
 
 
 @pytest.fixture
@@ -67,6 +69,40 @@ def test_one_end_that_the_database_refuses_does_not_hold_up_the_others(
     assert bad[0].id not in read_all(conn)  # nobody could tell its chord
     assert app.AsyncResult(bad[1]).state == ("FAILURE" if why == "spent" else "REVOKED")
     assert reaper.sweep(app)[:5] == (0, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("by", ["control", "queue", "default app"])
+def test_a_purge_tells_chords_chains_and_whoever_waits(
+    app: Celery, conn: Connection, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """Also through a kombu queue, which knows no app."""
+    body, first = member(app)
+    steps = chain(app.signature("tests.noop"), app.signature("tests.noop"), app=app).apply_async()
+    singles = [app.send_task("tests.noop").id for _ in range(3)]
+    waiting = [body, steps, app.AsyncResult(singles[0])]
+    with ThreadPoolExecutor(len(waiting)) as pool:
+        ends = [pool.submit(result.get, timeout=10, propagate=False) for result in waiting]
+        waiters = "SELECT count(DISTINCT job_id) FROM pgtruth.waiters"
+        eventually(lambda: conn.execute(waiters).fetchone() == (3,), 5)
+        if by == "control":
+            assert app.control.purge() == 5
+        else:
+            if by == "default app":
+                monkeypatch.setattr("celery._state.default_app", app)
+            with app.connection_for_write() as connection:
+                assert connection.default_channel.queue_purge("celery") == 5
+        assert [type(end.result()).__name__ for end in ends] == ["ChordError", "TaskRevokedError", "TaskRevokedError"]
+    rows = read_all(conn)
+    assert {rows[i]["error"] for i in (first, steps.parent.id, *singles)} == {"purged"}
+    assert [result.state for result in waiting] == ["FAILURE", "REVOKED", "REVOKED"]
+
+
+def test_a_long_purge_is_bounded_batches(app: Celery, conn: Connection) -> None:
+    publish = [job_row(f"j{n:04}", body=b"[[], {}, {}]" if n % 2 else SIMPLE_BODY) for n in range(1200)]
+    database = runtime(Settings.from_app(app)).database
+    lifecycle.enqueue(conn, database, publish)
+    assert app.control.purge() == 1200
+    assert {row["status"] for row in read_all(conn).values()} == {"failed"}
 
 
 def test_a_sweep_that_is_the_victim_of_a_deadlock_tries_again(

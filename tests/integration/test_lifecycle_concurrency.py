@@ -33,6 +33,7 @@ from tests.support_lifecycle import (
     job_row,
     lease_of,
     let_lease_run_out,
+    purge,
     read_all,
     search,
 )
@@ -121,7 +122,7 @@ def test_one_claim_does_not_wait_for_another(db: Database, conn: Connection) -> 
             second.execute("SET statement_timeout = '2s'")
             assert [job.id for job in claim(second, db, "w2", 2)] == ["j2", "j3"]
             assert lifecycle.reap(second, db, 10) == []
-            assert lifecycle.purge(second, db, "celery") == 2
+            assert purge(second, db, "celery") == 2
         assert Counter(row["status"] for row in read_all(conn).values()) == {"processing": 4, "failed": 2}
 
 

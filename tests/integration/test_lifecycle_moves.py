@@ -29,6 +29,7 @@ from tests.support_lifecycle import (
     job_row,
     lease_of,
     let_lease_run_out,
+    purge,
     read,
     requeue,
     retry,
@@ -215,7 +216,7 @@ def test_queued_or_enqueue_failed_to_failed_by_purge(conn: Connection, db: Datab
     lifecycle.enqueue(conn, db, [*rows, job_row("other")])
     if parked:
         lifecycle.signal_failed(conn, db, ["j1", "j3", "other"])
-    assert lifecycle.purge(conn, db, "full", batch=2) == 5
+    assert purge(conn, db, "full", batch=2) == 5
     for n in range(5):
         shows(read(conn, f"j{n}"), status="failed", error="purged", celery_state="REVOKED")
     shows(read(conn, "other"), status="enqueue_failed" if parked else "queued")
@@ -465,7 +466,7 @@ LEADS_TO: dict[Status, list[Try]] = {
         _end_queued,
         _store(Status.FAILED),
         lambda conn, db, _: lifecycle.cancel(conn, db, ["a"]),
-        lambda conn, db, _: lifecycle.purge(conn, db, "celery"),
+        lambda conn, db, _: purge(conn, db, "celery"),
     ],
     Status.QUEUED: [
         _with_any_lease(requeue, stale=False),

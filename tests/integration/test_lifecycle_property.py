@@ -27,7 +27,7 @@ from pgtruth_transport import lifecycle
 from pgtruth_transport.db import Database
 from pgtruth_transport.jobs import Ending, Lease, Requeue, Stored
 from pgtruth_transport.states import TERMINAL, Outcome, Status, is_legal
-from tests.support_lifecycle import CANCELLED, COLUMNS, DONE, FAILED, job_row, search
+from tests.support_lifecycle import CANCELLED, COLUMNS, DONE, FAILED, job_row, purge, search
 
 LIMIT = 3  # retry_limit
 IDS = [f"j{n:02}" for n in range(24)]
@@ -201,7 +201,7 @@ class Lifecycle(RuleBasedStateMachine):
     def purge(self, draw: Draw) -> None:
         queue = draw(queues)
         gone = [job for job in map(self.jobs.__getitem__, self.waiting()) if job.queue == queue]
-        assert lifecycle.purge(self.conn, self.db, queue, batch=2) == len(gone)
+        assert purge(self.conn, self.db, queue, batch=2) == len(gone)
         for job in gone:
             job.move(Status.FAILED)
 
