@@ -171,6 +171,13 @@ def requeued(cursor: psycopg.Cursor[Any]) -> dict[tuple[str, int], str]:
     return {(row[0], row[1]): row[2] for row in cursor.fetchall()}
 
 
+def disown(conn: Connection, db: Database, owner: str, held: Iterable[tuple[str, int]]) -> list[tuple[str, str]]:
+    """``processing`` -> ``queued`` for what ``owner`` claimed without knowing; returns (job id, queue) of each."""
+    known = list(held)
+    params = {"owner": owner, "ids": [job_id for job_id, _ in known], "versions": [version for _, version in known]}
+    return conn.execute(db.sql("job_disown"), params).fetchall()
+
+
 def progress(conn: Connection, db: Database, lease: Lease, state: str, meta: bytes | None) -> bool:
     """Show a state of the task's own; ``False`` if the attempt has lost its authority."""
     params = {

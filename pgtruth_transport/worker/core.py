@@ -24,8 +24,9 @@ from celery.utils.log import get_logger
 
 from .. import attempts, counters, lifecycle
 from ..attempts import Attempt
-from ..db import CONNECTION_ERRORS, Database
+from ..db import CONNECTION_ERRORS, Database, retrying
 from ..jobs import Job, Lease, Requeue, described, readable
+from ..publish import wake_quietly
 from ..settings import Settings
 from ..signals import Signal
 from ..states import Outcome
@@ -230,6 +231,17 @@ class Worker:
         error = f"no worker that took this job knows the task {task!r}"
         held.attempt.ask_requeue(Requeue(Outcome.RELEASED, unknown=True, error=readable(error)))
         self.conclude(held)
+
+    def disown(self) -> None:
+        """After a reconnect: give back what a COMMIT without an answer has claimed; nobody else knows of it either."""
+        with self._turn_lock, self.database.connection(patience=self.settings.connect_timeout) as conn:
+            lost = retrying(lambda: lifecycle.disown(conn, self.database, self.owner, list(self.held)))
+        if lost:
+            logger.warning("%d job(s) were claimed as the connection was lost: given back", len(lost))
+            queues: dict[str, list[str]] = {}
+            for job_id, queue in lost:
+                queues.setdefault(queue, []).append(job_id)
+            wake_quietly(self.signal, queues)
 
     def held_of(self, message: Any) -> Held | None:
         """The held job that a delivered message belongs to."""

@@ -65,6 +65,8 @@ class PgTruthStep(bootsteps.StartStopStep):
             logger.critical("%s", exc)
             raise WorkerShutdown(EX_CONFIG) from None
         worker.settler.close()  # after a lost connection: begin with a fresh one
+        if self.duties:
+            worker.disown()
         worker.learn_tasks()
         c.connection.transport.attach(worker)
         if not self.duties:

@@ -329,7 +329,8 @@ class Lifecycle(RuleBasedStateMachine):
         with self.conn.transaction():
             expired = {job.id for job in lifecycle.lock_expired(self.conn, self.db, 10)}
             assert expired == {i for i, job in queued.items() if job.expired}
-            self.conn.execute("UPDATE pgtruth.jobs SET unknown_since = '2020-01-01' WHERE unknown_since IS NOT NULL")
+            aged = "unknown_since IS NOT NULL AND status = 'queued'"
+            self.conn.execute(f"UPDATE pgtruth.jobs SET unknown_since = '2020-01-01' WHERE {aged}")
             unknown = {job.id for job in lifecycle.lock_unknown(self.conn, self.db, 10)}
             assert unknown == {i for i, job in queued.items() if job.unknown}
             gone = expired | unknown

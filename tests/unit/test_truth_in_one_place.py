@@ -32,12 +32,13 @@ TABLE = {
     "job_finish": ("processing", "done failed"),
     "job_requeue": ("processing", "queued"),
     "job_reap": ("processing", "queued"),
+    "job_disown": ("processing", "queued"),
     "job_end_queued": ("queued enqueue_failed", "failed"),
     "job_purge": ("queued enqueue_failed", "failed"),
     "job_store": ("queued", "failed"),  # an open job only: its message was never published
 }
 #: What a holder does with the job that it holds.
-OF_A_HOLDER = {"job_finish", "job_requeue", "job_renew", "job_progress"}
+OF_A_HOLDER = {"job_finish", "job_requeue", "job_renew", "job_progress", "job_disown"}
 
 
 def _ids(write: Write) -> str:
