@@ -89,6 +89,8 @@ def _events(found: dict[str, Any]) -> Table:
         table.add_row(name.replace("_", " "), f"{value:,}")
     for outcome, count in found["attempts"].items():
         table.add_row(f"attempts {outcome}", str(count))
+    if not table.rows:
+        table.add_row("(none yet)")
     return table
 
 

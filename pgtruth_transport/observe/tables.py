@@ -35,6 +35,13 @@ def age(since: datetime | None, now: datetime | None = None) -> str:
     return "" if since is None else duration(((now or datetime.now(UTC)) - since).total_seconds())
 
 
+def moment(at: datetime) -> str:
+    """A point in time, and how far it is from now."""
+    away = (datetime.now(UTC) - at).total_seconds()
+    distance = f"{duration(away)} ago" if away >= 0 else f"in {duration(-away)}"
+    return f"{at.isoformat(sep=' ', timespec='milliseconds')}  ({distance})"
+
+
 def duration(seconds: float | None) -> str:
     """``0.35s``, ``12s``, ``3m``, ``5h``, ``2d``; empty for None."""
     if seconds is None:
@@ -78,7 +85,7 @@ def jobs_table(lines: Iterable[JobLine], width: int) -> Table:
     if wide:
         table.add_column("QUEUE", no_wrap=True, overflow="ellipsis", max_width=16)
         table.add_column("WORKER", no_wrap=True, overflow="ellipsis", max_width=24)
-    table.add_column("TRY", no_wrap=True, justify="right")
+    table.add_column("RETRIES", no_wrap=True, justify="right")
     table.add_column("AGE", no_wrap=True, justify="right")
     now = datetime.now(UTC)
     for line in lines:
@@ -88,7 +95,7 @@ def jobs_table(lines: Iterable[JobLine], width: int) -> Table:
             status_text(line.status),
             Text(line.task),
             *more,
-            str(line.lease_version),
+            str(line.retry_count),
             age(line.updated_at, now),
         )
     return table
@@ -117,13 +124,15 @@ def _shown(job: JobDetail) -> Iterable[tuple[str, Text]]:
         if field.name == "status":
             yield field.name, status_text(value)
         elif isinstance(value, datetime):
-            yield field.name, Text(f"{value.isoformat(sep=' ', timespec='milliseconds')}  ({age(value)} ago)")
+            yield field.name, Text(moment(value))
+        elif field.name == "run_at" and value != "infinity":
+            yield field.name, Text(moment(datetime.fromisoformat(value)))
         else:
             yield field.name, Text(str(value))
 
 
 def attempts_table(attempts: Iterable[AttemptLine]) -> Table:
-    table = plain_table("#", "OUTCOME", "WORKER", "TOOK", "ENDED", right=("#", "TOOK"))
+    table = plain_table("LEASE", "OUTCOME", "WORKER", "TOOK", "ENDED", right=("LEASE", "TOOK"))
     table.add_column("ERROR", overflow="fold", ratio=1)
     for a in attempts:
         took = duration((a.ended_at - a.claimed_at).total_seconds())
