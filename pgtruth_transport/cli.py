@@ -85,9 +85,12 @@ def migrate(ctx: click.Context, check: bool) -> None:
 @click.pass_context
 def doctor(ctx: click.Context) -> None:
     """Check the URL, server, schema, signal and settings. Exit code 1 if a worker could not work like this."""
-    from pgtruth_transport.doctor import Level, examine
+    from pgtruth_transport.doctor import Finding, Level, examine
+    from pgtruth_transport.transport_names import is_ours
 
     findings = examine(settings_of(ctx))
+    if not is_ours(ctx.obj.app.conf):
+        findings.insert(0, Finding(Level.FAIL, "scheme", "broker_url has to begin with pgtruth://"))
     _print_findings(findings)
     if any(finding.level is Level.FAIL for finding in findings):
         ctx.exit(1)

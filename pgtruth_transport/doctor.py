@@ -54,7 +54,9 @@ def examine(settings: Settings) -> list[Finding]:
         with database.connection(patience=settings.connect_timeout) as connection:
             findings += _server(database, connection)
     except CONNECTION_ERRORS as exc:
-        findings.append(Finding(Level.FAIL, "server", _first_line(exc)))
+        findings.append(
+            Finding(Level.FAIL, "server", f"{_first_line(exc)}; check broker_url and that the server is up")
+        )
     else:
         findings.append(_schema(settings))
         findings += _signal(settings, database)
@@ -149,7 +151,8 @@ def _signal(settings: Settings, database: Database) -> Iterator[Finding]:
         finally:
             listener.close()
     except PgTruthError as exc:
-        yield Finding(Level.WARN, "signal", f"{shown}: {_first_line(exc)}; {poll}")
+        reason = _first_line(exc).rstrip(".")
+        yield Finding(Level.WARN, "signal", f"{reason if shown in reason else f'{shown}: {reason}'}; {poll}")
         return
     if took is None:
         why = (
