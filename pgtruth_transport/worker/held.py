@@ -33,6 +33,7 @@ class Held:
         "lost",
         "renew_at",
         "request",
+        "settle_at",
         "taken_at",
     )
 
@@ -51,6 +52,7 @@ class Held:
         self.concluded = False  # its outcome is known and waits to be settled
         self.doubted = False  # a renewal did not find the authority; a second one decides
         self.lost = False  # the authority is gone
+        self.settle_at = 0.0  # monotonic time before which its end is not tried again: somebody keeps its chord's row
 
     @property
     def key(self) -> tuple[str, int]:
@@ -60,10 +62,11 @@ class Held:
 def look_ahead(slots: int, pace: float | None, multiplier: int) -> int:
     """How many jobs to hold ahead of ``slots`` running ones: about half a second of work at ``pace`` jobs a second.
 
-    Nothing while the pace is unknown, and never more than ``multiplier`` x ``slots`` (0: no such bound).
-    So one long task never hides work from an idle worker, and short ones still move in batches.
+    Nothing while the pace is unknown, and never more than ``multiplier`` x ``slots`` (0: no such bound; 1: nothing, so
+    that the most urgent job is always the next). So one long task never hides work from an idle worker, and short ones
+    still move in batches.
     """
-    if pace is None:
+    if pace is None or multiplier == 1:
         return 0
     ahead = int(pace * LOOK_AHEAD_SECONDS)
     return ahead if multiplier == 0 else min(ahead, multiplier * slots)

@@ -232,6 +232,27 @@ def test_d10_priority_nine_starts_next_and_none_is_zero(worker: Start, database_
     assert min(halves) >= 10, "one queue waited for the other"
 
 
+def test_d10_with_a_prefetch_of_one_nothing_is_taken_before_the_urgent_one(
+    worker: Start, database_url: str, conn: Conn
+) -> None:
+    """The same, while the worker is in the middle of a stream of short tasks."""
+    app = client(database_url, FAST)
+    for _ in range(40):
+        send(app, "sleepy", 0.1)
+    worker(options=FAST, concurrency=1, args=("--prefetch-multiplier", "1"))
+    eventually(lambda: runs(conn) >= 8)
+    urgent = send(app, "run", priority=9)
+    eventually(lambda: runs(conn, job_id=urgent) == 1)
+    before = """
+        SELECT count(*) FROM public.runs r, pgtruth.jobs j
+        WHERE j.id = %s AND r.event = 'start' AND r.at > j.created_at
+            AND r.at < (SELECT min(at) FROM public.runs u WHERE u.job_id = j.id)
+    """
+    row = conn.execute(before, (urgent,)).fetchone()
+    assert row is not None
+    assert row[0] <= 1  # the one that was handed over in that very moment
+
+
 def test_d11_twenty_thousand_etas_cost_a_worker_nothing(worker: Start, database_url: str, conn: Conn) -> None:
     """celery/celery#9849: tasks with an ETA are fetched without limit until the worker runs out of memory."""
     app = client(database_url, FAST)
