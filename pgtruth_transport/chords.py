@@ -29,6 +29,8 @@ logger = get_logger(__name__)
 
 #: How many overdue chords are looked for among the open jobs in one statement.
 BATCH = 50
+#: Milliseconds to wait for a chord's row: at first, as members of one chord crowd; and once it is known to be kept.
+PATIENCE, GLANCE = 1000, 20
 
 
 class FollowUps:
@@ -67,6 +69,15 @@ def write(conn: psycopg.Connection[Any], db: Database, app: Any, follow: FollowU
         follow.rows[:] = [row for row in follow.rows if row.id in new]
     if follow.stored:
         follow.waited.extend(lifecycle.store(conn, db, follow.stored))
+
+
+def be_brief(conn: psycopg.Connection[Any], db: Database, milliseconds: int) -> None:
+    """Wait no longer than this for a row in the open transaction; raises ``LockNotAvailable`` then.
+
+    An application's ``finish_with`` keeps its chord's row until its COMMIT, however long that takes.
+    """
+    most = db.settings.connect_timeout * 500  # sooner than a worker takes the database for silent
+    conn.execute(db.sql("lock_patience"), {"timeout": f"{min(milliseconds, most)}ms"})
 
 
 def _count(conn: psycopg.Connection[Any], db: Database, parts: list[ChordPart]) -> list[str]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+import psycopg
 from celery import Celery, current_app
 from celery.app.task import Context
 from celery.exceptions import TaskRevokedError, WorkerLostError
@@ -40,6 +41,7 @@ class Ends(NamedTuple):
     lock: Callable[[Any], list[tuple[Job, Lease]]]
     end: Callable[[Job, Lease], Attempt]
     write: Callable[[Any, list[Attempt]], lifecycle.Ended]
+    brief: bool = False  # what somebody's transaction keeps is left for the next time
 
 
 class Done(NamedTuple):
@@ -68,6 +70,8 @@ def end(app: Any, database: Database, signal: Signal, ends: Ends) -> Done:
 def _end_together(app: Any, database: Database, ends: Ends) -> Done:
     with database.connection() as conn, conn.transaction():
         dead = [ends.end(job, lease) for job, lease in ends.lock(conn)]
+        if ends.brief and any(attempt.parts for attempt in dead):
+            chords.be_brief(conn, database, chords.PATIENCE)
         ended, follow = _write(conn, database, app, ends, dead)
     return Done(len(dead), len(ended.leases), list(ended.waited), follow)
 
@@ -75,9 +79,20 @@ def _end_together(app: Any, database: Database, ends: Ends) -> Done:
 def _end_each(app: Any, database: Database, ends: Ends) -> Done:
     """The same, each within a savepoint of its own; one that the database refuses ends barely."""
     done = Done(0, 0, [], chords.FollowUps())
+    kept: set[str] = set()  # chords whose rows somebody keeps
     with database.connection() as conn, conn.transaction():
+        if ends.brief:
+            chords.be_brief(conn, database, chords.GLANCE)
         for job, lease in ends.lock(conn):
-            one = _end_one(conn, database, app, ends, ends.end(job, lease))
+            attempt = ends.end(job, lease)
+            mine = {part.chord_id for part in attempt.parts}
+            try:
+                one = (
+                    Done(1, 0, [], chords.FollowUps()) if mine & kept else _end_one(conn, database, app, ends, attempt)
+                )
+            except psycopg.errors.LockNotAvailable:
+                kept |= mine
+                one = Done(1, 0, [], chords.FollowUps())
             done.waited.extend(one.waited)
             done.follow.rows.extend(one.follow.rows)
             done.follow.waited.extend(one.follow.waited)
@@ -94,7 +109,8 @@ def _end_one(conn: Any, database: Database, app: Any, ends: Ends, attempt: Attem
                 ended, follow = _write(conn, database, app, ends, [left])
             return Done(1, len(ended.leases), list(ended.waited), follow)
         except Exception as exc:
-            if isinstance(exc, OperationalError) or is_lost(exc) or is_transient(exc):
+            again = is_transient(exc) or isinstance(exc, psycopg.errors.LockNotAvailable)
+            if again or isinstance(exc, OperationalError) or is_lost(exc):
                 raise
             what = (
                 "nobody can be told of its end" if left is attempt else "it cannot be ended, the next sweep tries again"
@@ -117,6 +133,8 @@ def _write(
 
 
 def end_all(app: Any, database: Database, signal: Signal, ends: Ends) -> int:
+    """End every batch; what is kept from it is left for the next sweep."""
+    ends = ends._replace(brief=True)
     total = 0
     while True:
         done = end(app, database, signal, ends)

@@ -31,7 +31,7 @@ from ..settings import Settings
 from ..signals import Signal
 from ..states import Outcome
 from .held import LOOK_AHEAD_SECONDS, Held, Pace, Strangers, look_ahead
-from .settle import Settler
+from .settle import DEFERRED, Settler
 from .takeback import can_take_back, take_back, was_dropped
 
 logger = get_logger(__name__)
@@ -158,14 +158,17 @@ class Worker:
         """
         with self._turn_lock:
             with self._lock:
-                batch = [held for held in self._ended if not held.closing]
+                due = float("inf") if self.draining else time.monotonic()
+                batch = [held for held in self._ended if not held.closing and held.settle_at <= due]
                 want = self.wanted() if claim else 0
                 # tasks that are acknowledged early are not claimed ahead: fewer than wanted may still not be all
                 enough = min(want, self._room()) if self._knowledge[0] else want
             if not batch and not want:
                 return 0
             jobs = self.settler.run(batch, want)  # without the lock: the keeper and the pool never wait for it
-            self._forget(batch)
+            self._forget([held for held in batch if not held.settle_at])
+            if any(held.settle_at for held in batch) and self.request_turn is not None:
+                self.request_turn(DEFERRED)
             if want:
                 self._hungry = len(jobs) >= enough
                 if self._woken and not jobs:

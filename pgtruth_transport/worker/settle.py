@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -33,6 +34,8 @@ LOST = (*CONNECTION_ERRORS, OperationalError)
 
 #: Seconds after which a turn is slow. A generic plan made on an empty table reads the whole of a grown one.
 SLOW_TURN = 0.05
+#: Seconds until an end is tried again whose chord's row somebody else's transaction keeps.
+DEFERRED = 1.0
 
 
 class Settler:
@@ -48,11 +51,15 @@ class Settler:
 
     def run(self, batch: Sequence[Held], want: int) -> list[Job]:
         """Settle ``batch`` and claim at most ``want`` jobs."""
+        if any(held.settle_at for held in batch):
+            return self._run_around(batch, want)
         started = time.monotonic()
         try:
             jobs = retrying(lambda: self._try(batch, want))
             self._watch_plans(started)
             return jobs
+        except psycopg.errors.LockNotAvailable:
+            return self._run_around(batch, want)
         except LOST:
             self.close()
             raise
@@ -64,9 +71,36 @@ class Settler:
             self._run_alone(held)
         return self.run((), want)
 
-    def _try(self, batch: Sequence[Held], want: int) -> list[Job]:
+    def _run_around(self, batch: Sequence[Held], want: int) -> list[Job]:
+        """Somebody's transaction keeps the row of a chord: settle all but its members, whose turn comes later."""
+        groups: dict[frozenset[str], list[Held]] = {}
+        for held in batch:
+            groups.setdefault(frozenset(part.chord_id for part in held.attempt.parts), []).append(held)
+        for group in groups.values():
+            try:
+                retrying(partial(self._try, group, 0, chords.GLANCE))
+            except psycopg.errors.LockNotAvailable:
+                self._defer(group)
+            except LOST:
+                self.close()
+                raise
+            except Exception:
+                for held in group:
+                    self._run_alone(held)
+            else:
+                for held in group:
+                    held.settle_at = 0.0
+        return self.run((), want)
+
+    def _defer(self, group: Sequence[Held]) -> None:
+        if not group[0].settle_at:
+            logger.info("%d end(s) wait: a transaction elsewhere keeps the row of their chord", len(group))
+        for held in group:
+            held.settle_at = time.monotonic() + DEFERRED
+
+    def _try(self, batch: Sequence[Held], want: int, patience: int = chords.PATIENCE) -> list[Job]:
         try:
-            return self._run(batch, want)
+            return self._run(batch, want, patience)
         except psycopg.errors.SerializationFailure:
             self._alone = False  # this server's default is stricter: only an explicit transaction says read committed
             raise
@@ -81,6 +115,9 @@ class Settler:
     def _run_alone(self, held: Held) -> None:
         try:
             retrying(lambda: self._run((held,), 0))
+            held.settle_at = 0.0
+        except psycopg.errors.LockNotAvailable:
+            self._defer((held,))
         except LOST:
             raise
         except Exception:
@@ -102,7 +139,7 @@ class Settler:
             held.attempt.end(attempts.failed(str(exc)))
             self._run((held,), 0)
 
-    def _run(self, batch: Sequence[Held], want: int) -> list[Job]:
+    def _run(self, batch: Sequence[Held], want: int, patience: int = chords.PATIENCE) -> list[Job]:
         conn = self._connection()
         worker, db = self._worker, self._db
         open_ends = [h.attempt for h in batch if not h.attempt.settled]
@@ -118,6 +155,8 @@ class Settler:
                 if not follows:
                     stack.enter_context(conn.pipeline())
                 stack.enter_context(conn.transaction())
+            if any(a.parts for a in open_ends):
+                chords.be_brief(conn, db, patience)
             if endings:
                 finished = lifecycle.finish(conn, db, endings)
             if requeues:
