@@ -48,6 +48,10 @@ _ATTEMPTS: Final = 5
 _SILENCE: Final = 2.0
 
 
+class Silent(psycopg.OperationalError):
+    """The server has not answered in time; asking it again at once would only take as long again."""
+
+
 class Connection(psycopg.Connection[TupleRow]):
     """A psycopg connection that does not wait for ever: ``patience`` bounds each wait for the server, in seconds.
 
@@ -87,7 +91,7 @@ def _bounded(conn: Connection, gen: Generator[Any, Any, T], seconds: float) -> G
                 conn.pgconn.finish()
                 if conn.on_silence is not None:
                     conn.on_silence()
-                raise psycopg.OperationalError(f"PostgreSQL did not answer within {seconds:g} s")
+                raise Silent(f"PostgreSQL did not answer within {seconds:g} s")
             wanted = gen.send(ready)
     except StopIteration as end:
         result: T = end.value

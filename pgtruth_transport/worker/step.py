@@ -17,7 +17,7 @@ from ..settings import Settings
 from . import inspecting, keeper, trace  # noqa: F401 - inspecting registers commands
 from .core import Worker
 from .held import Held
-from .takeback import was_dropped
+from .takeback import keep_sent, was_dropped
 
 logger = get_logger(__name__)
 
@@ -68,6 +68,10 @@ class PgTruthStep(bootsteps.StartStopStep):
         if self.duties:
             worker.disown()
         worker.learn_tasks()
+        if worker.enforces_limits():
+            keep_sent(c.pool, lambda: list(worker.held.values()))
+        if worker.enforces_limits() and c.restart_count > 1:
+            c.pool._pool.maintain_pool()  # Celery cannot watch a child whose end was seen just before the connection's
         c.connection.transport.attach(worker)
         if not self.duties:
             self.duties = keeper.start(worker)

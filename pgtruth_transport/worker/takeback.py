@@ -6,6 +6,7 @@ second run. Where that is not certain it stays, and runs here.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .held import Held
@@ -54,6 +55,33 @@ def was_dropped(held: Held) -> bool:
         return False
     if sent._write_to is None:  # billiard's asynchronous pool notes the process that it was written to
         return True
-    # a child has it and has not said so yet: Celery makes the pool forget such jobs, and their ends would not be heard
-    sent._cache.setdefault(sent._job, sent)
-    return False
+    vars(sent).pop("discard", None)
+    child = vars(sent).pop("sent_to", sent._write_to)
+    if child._is_alive() or sent.ready():
+        return False
+    sent.discard()  # it was sent to a child that was about to leave, and no other will be sent it
+    return True
+
+
+def keep_sent(pool: Any, held: Callable[[], Iterable[Held]]) -> None:
+    """Have the pool go on listening for what its children were sent, when Celery stops consuming and empties it.
+
+    Celery's flush forgets what no child has confirmed yet, because other brokers deliver that again. Here it is held,
+    and a child may be running it: nobody would hear how it ends.
+    """
+    flush = pool.flush
+    if not hasattr(pool._pool, "outbound_buffer") or hasattr(flush, "keeps_sent"):
+        return
+
+    def keeping() -> None:
+        for back in pool._pool.outbound_buffer:
+            back._write_to = None  # put back when its child left: no child has it, and the flush forgets it
+        for item in held():
+            sent: Any = item.request.sent if item.request is not None else None
+            if getattr(sent, "_write_to", None) is not None:
+                sent.discard = lambda: None
+                sent.sent_to = sent._write_to  # billiard names the next child whose pipe gets the same number
+        flush()
+
+    keeping.keeps_sent = True  # type: ignore[attr-defined]
+    pool.flush = keeping
