@@ -92,8 +92,9 @@ class Channel(virtual.Channel):
         properties = message["properties"]
         properties["delivery_info"].update(exchange=exchange, routing_key=routing_key)
         properties["delivery_tag"] = self._next_delivery_tag()
-        queues = self._lookup(exchange, routing_key)
-        if encoding.is_task(message) and len(queues) <= 1:
+        route = self._route(exchange, routing_key)
+        queues = list(route)
+        if encoding.is_task(message) and len(queues) <= 1 and not any(route.values()):
             if not queues:
                 raise ChannelError(
                     f"no queue is bound to exchange {exchange!r} with key {routing_key!r}: the task was not sent"
@@ -113,10 +114,13 @@ class Channel(virtual.Channel):
             logger.debug("a message is not signalled, polling will find it: %s", exc)
 
     def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str]:
+        return list(self._route(exchange, routing_key))
+
+    def _route(self, exchange: str, routing_key: str) -> dict[str, bool]:
         if not exchange:
-            return [routing_key]
+            return self.entities.default_route(routing_key)
         with self.runtime.database.connection(patience=self.connection.patience) as conn:
-            return self.entities.lookup(conn, exchange, routing_key)
+            return self.entities.route(conn, exchange, routing_key)
 
     # Consuming.
 

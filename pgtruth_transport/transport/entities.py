@@ -11,6 +11,7 @@
                                              until a third of a ttl has passed; restores what was collected meanwhile
     entities.bind(conn, queue, exchange, routing_key);  entities.unbind(conn, queue, exchange, routing_key)
     entities.lookup(conn, exchange, routing_key) -> list[str]
+    entities.route(conn, exchange, routing_key) -> dict[str, bool]    the same, and which of them are auto-delete
     entities.bindings(conn) -> list[tuple[str, str, str]]             (queue, exchange, routing_key)
     entities.forget()                        after the tables were rebuilt: declare everything again
     collect_garbage(conn, database, limit=1000) -> int                for the sweep: expired queues and messages
@@ -50,6 +51,10 @@ AUTO_DELETE_TTL: Final = 3600.0  # seconds that an auto-delete queue without x-e
 TABLE_MEMORY: Final = 1.0  # seconds that the bindings of a cached exchange are believed
 CACHED: Final = frozenset({"celeryev"})  # one lookup per event would be a round trip per event
 _MANY: Final = 1000
+
+
+#: (pattern of the routing key, or none that must match; queue; whether it is auto-delete) of each binding.
+_Table = list[tuple[re.Pattern[str] | None, str, bool]]
 
 
 class NotEquivalent(ChannelError, NotEquivalentError):
@@ -95,7 +100,7 @@ class Entities:
         self._queues: dict[str, _Queue] = {}
         self._until: dict[tuple[str, ...], float] = {}  # until when a permanent entity needs no statement
         self._touch_at: dict[str, float] = {}
-        self._tables: dict[str, tuple[float, list[tuple[re.Pattern[str] | None, str]]]] = {}
+        self._tables: dict[str, tuple[float, _Table]] = {}
 
     # -- exchanges ------------------------------------------------------------------------------------------------
 
@@ -236,18 +241,27 @@ class Entities:
 
     def lookup(self, conn: Connection, exchange: str, routing_key: str) -> list[str]:
         """The queues that a message goes to; each once. The default exchange ``""`` leads to the queue of that name."""
+        return list(self.route(conn, exchange, routing_key))
+
+    def route(self, conn: Connection, exchange: str, routing_key: str) -> dict[str, bool]:
+        """The same queues, each with whether it is auto-delete: such a queue takes messages, never jobs."""
         if not exchange:
-            return [routing_key]
+            return self.default_route(routing_key)
         until, table = self._tables.get(exchange, (0.0, []))
         if until <= monotonic():
             table = self._table(conn, exchange, routing_key)
         key = f"{routing_key}."
-        return list(dict.fromkeys(queue for pattern, queue in table if pattern is None or pattern.match(key)))
+        return {queue: auto for pattern, queue, auto in table if pattern is None or pattern.match(key)}
 
-    def _table(self, conn: Connection, exchange: str, routing_key: str) -> list[tuple[re.Pattern[str] | None, str]]:
+    def default_route(self, routing_key: str) -> dict[str, bool]:
+        """Through the default exchange nobody is asked: auto-delete is what this process has declared so."""
+        known = self._queues.get(routing_key)
+        return {routing_key: known is not None and known.auto_delete}
+
+    def _table(self, conn: Connection, exchange: str, routing_key: str) -> _Table:
         parameters = {"exchange": checked_name(exchange), "routing_key": checked_name(routing_key)}
         rows = conn.execute(self._db.sql("binding_lookup"), parameters).fetchall()
-        table = [(topic(pattern) if kind == "topic" else None, queue) for kind, pattern, queue in rows]
+        table: _Table = [(topic(key) if kind == "topic" else None, queue, auto) for kind, key, queue, auto in rows]
         if exchange in self._cached and all(row[0] != "direct" for row in rows):
             self._tables[exchange] = (monotonic() + TABLE_MEMORY, table)
         return table
