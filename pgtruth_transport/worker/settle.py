@@ -20,7 +20,7 @@ from kombu.exceptions import OperationalError
 
 from .. import attempts, chords, counters, lifecycle, publish
 from ..attempts import Attempt
-from ..db import CONNECTION_ERRORS, Connection, retrying
+from ..db import CONNECTION_ERRORS, Connection, Silent, retrying
 from ..jobs import Job
 from .held import Held
 
@@ -53,16 +53,21 @@ class Settler:
         """Settle ``batch`` and claim at most ``want`` jobs."""
         if any(held.settle_at for held in batch):
             return self._run_around(batch, want)
-        started = time.monotonic()
+        started, kept = time.monotonic(), self._conn is not None
         try:
             jobs = retrying(lambda: self._try(batch, want))
             self._watch_plans(started)
             return jobs
         except psycopg.errors.LockNotAvailable:
             return self._run_around(batch, want)
-        except LOST:
+        except LOST as exc:
             self.close()
-            raise
+            if not kept or isinstance(exc, Silent):
+                raise
+            # a session closed since the turn before is replaced once: for Celery a lost connection is a restart
+            if want:
+                self._worker.disown()
+            return self.run(batch, want)
         except Exception:
             if not batch:
                 raise
