@@ -60,6 +60,23 @@ def check(settings: Settings) -> None:
     )
 
 
+def ensure_present(settings: Settings) -> None:
+    """Raise :class:`SchemaError` where the schema is missing, or make it with ``auto_migrate``; asks once per process.
+
+    Which revision it is at concerns workers (:func:`check`): a producer goes on through a rolling upgrade.
+    """
+    if settings in _present:
+        return
+    if current(settings) is None:
+        if not settings.auto_migrate:
+            check(settings)
+        migrate(settings)
+    _present.add(settings)
+
+
+_present: set[Settings] = set()
+
+
 def migrate(settings: Settings) -> bool:
     """Bring the database to this package's revision; says whether there was anything to do.
 

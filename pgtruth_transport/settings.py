@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any, Final
 
 from pgtruth_transport.errors import SettingsError
-from pgtruth_transport.urls import SCHEMES, conninfo_of, mask_url, nearest, parameters, parse_url, url_of
+from pgtruth_transport.urls import BROKER_SCHEMES, conninfo_of, mask_url, nearest, parameters, parse_url, url_of
 
 __all__ = ["Settings", "mask_url", "parse_url"]
 
@@ -106,7 +106,7 @@ class Settings:
         conf = app.conf
         urls = [conf.broker_read_url, conf.broker_write_url] if read else [conf.broker_write_url, conf.broker_read_url]
         for url in _alternatives([*urls, conf.broker_url]):
-            if url.partition("://")[0] in SCHEMES:
+            if url.partition("://")[0] in BROKER_SCHEMES:
                 return cls.make(url, conf.broker_transport_options)
         raise SettingsError("this app's broker_url is no pgtruth:// URL; set broker_url = 'pgtruth://user:pw@host/db'")
 

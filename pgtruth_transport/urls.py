@@ -15,7 +15,8 @@ from urllib.parse import quote
 
 from pgtruth_transport.errors import SettingsError
 
-SCHEMES: Final = ("pgtruth", "pgtruth+postgresql", "postgresql", "postgres")
+BROKER_SCHEMES: Final = ("pgtruth", "pgtruth+postgresql")  # what kombu knows
+SCHEMES: Final = (*BROKER_SCHEMES, "postgresql", "postgres")
 LOOKS_LIKE: Final = "a URL looks like pgtruth://user:password@host:5432/database"
 SECRETS: Final = frozenset(
     {"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key", "passwd"}

@@ -25,6 +25,7 @@ from kombu.transport.base import Transport as BaseTransport
 from .. import lifecycle
 from ..db import CONNECTION_ERRORS
 from ..jobs import Job
+from ..migrate import ensure_present
 from ..runtime import runtime
 from ..settings import Settings
 from . import channel as channels
@@ -88,6 +89,7 @@ class Transport(virtual.Transport):
     # Connecting.
 
     def establish_connection(self) -> Transport:
+        ensure_present(self.settings)
         with self.runtime.database.asking():
             pass  # reachable; raises the database's error at once where it is not
         self._closed = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from celery import bootsteps
@@ -13,7 +14,7 @@ from ..db import CONNECTION_ERRORS
 from ..errors import SchemaError
 from ..migrate import check, migrate
 from ..runtime import runtime
-from ..settings import Settings
+from ..settings import Settings, mask_url
 from . import inspecting, keeper, trace  # noqa: F401 - inspecting registers commands
 from .core import Worker
 from .held import Held
@@ -48,6 +49,7 @@ class PgTruthStep(bootsteps.StartStopStep):
         settings = Settings.from_app(c.app, read=True)
         trace.set_settings(settings)
         c.pgtruth = Worker(c.app, c, settings, *runtime(settings)[1:])
+        c.connect = _checked(c.connect, settings)
         for task in c.app.tasks.values():
             if task.Strategy == DEFAULT_STRATEGY:
                 task.Strategy = STRATEGY
@@ -57,13 +59,6 @@ class PgTruthStep(bootsteps.StartStopStep):
 
     def start(self, c: Any) -> None:
         worker: Worker = c.pgtruth
-        if worker.settings.auto_migrate:
-            migrate(worker.settings)
-        try:
-            check(worker.settings)
-        except SchemaError as exc:
-            logger.critical("%s", exc)
-            raise WorkerShutdown(EX_CONFIG) from None
         worker.settler.close()  # after a lost connection: begin with a fresh one
         if self.duties:
             worker.disown()
@@ -106,3 +101,25 @@ class PgTruthStep(bootsteps.StartStopStep):
         except CONNECTION_ERRORS as exc:
             left = worker.unsettled()
             logger.warning("%d job(s) are left to their leases: %s", left, str(exc).strip().splitlines()[0])
+
+
+def _checked(connect: Callable[[], Any], settings: Settings) -> Callable[[], Any]:
+    """Celery's ``Consumer.connect``, which stops the worker on a wrong schema before anything else uses it.
+
+    The connection does not show its password: kombu keeps the whole URL in ``hostname``, which ``inspect stats`` sends.
+    """
+
+    def checked() -> Any:
+        try:
+            connection = connect()
+            if settings.auto_migrate:
+                migrate(settings)
+            check(settings)
+        except SchemaError as exc:
+            logger.critical("%s", exc)
+            raise WorkerShutdown(EX_CONFIG) from None
+        info = connection.info
+        connection.info = lambda: {**info(), "hostname": mask_url(str(info()["hostname"]))}
+        return connection
+
+    return checked
