@@ -27,7 +27,9 @@ class BackendURL(str):
     """The URL of the result backend, which tells a test module that it is as good as Redis."""
 
     def startswith(self, prefix: Any, *bounds: Any) -> bool:
-        if prefix == "redis" and str(sys._getframe(1).f_globals.get("__name__", "")).startswith("t.integration"):
+        asked = prefix if isinstance(prefix, tuple) else (prefix,)
+        asker = str(sys._getframe(1).f_globals.get("__name__", ""))
+        if "redis" in asked and asker.startswith("t.integration"):
             return True
         return super().startswith(prefix, *bounds)
 
