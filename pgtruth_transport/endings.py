@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 import psycopg
@@ -24,6 +25,7 @@ from kombu.serialization import loads, prepare_accept_content
 from . import attempts, chords, lifecycle, publish
 from .attempts import Attempt
 from .db import Database, is_lost, is_transient, retrying
+from .foreign import SettledFirst
 from .jobs import Ending, Job, Lease, described
 from .signals import Signal
 from .states import Outcome, Status
@@ -41,6 +43,7 @@ class Ends(NamedTuple):
     lock: Callable[[Any], list[tuple[Job, Lease]]]
     end: Callable[[Job, Lease], Attempt]
     write: Callable[[Any, list[Attempt]], lifecycle.Ended]
+    later: dict[str, Callable[[], object]]  # by job: what a foreign result backend is told after the commit
     brief: bool = False  # what somebody's transaction keeps is left for the next time
 
 
@@ -49,6 +52,7 @@ class Done(NamedTuple):
     ended: int
     waited: list[str]
     follow: chords.FollowUps
+    gone: frozenset[str] = frozenset()  # the jobs that ended
 
 
 def end(app: Any, database: Database, signal: Signal, ends: Ends) -> Done:
@@ -60,11 +64,23 @@ def end(app: Any, database: Database, signal: Signal, ends: Ends) -> Done:
             raise
         logger.warning("ending a batch of jobs one by one: %s", described(exc))
         done = retrying(lambda: _end_each(app, database, ends))
+    for job_id in done.gone:
+        _tell(job_id, ends.later.pop(job_id, None))
+    ends.later.clear()
     publish.wake(database, signal, done.follow.rows)
     ids = [*done.waited, *done.follow.waited]
     if ids:
         signal.announce(ids)
     return done
+
+
+def _tell(job_id: str, foreign: Callable[[], object] | None) -> None:
+    if foreign is None:
+        return
+    try:
+        foreign()
+    except Exception:
+        logger.exception("%s: it has ended, but its result backend could not be told", job_id)
 
 
 def _end_together(app: Any, database: Database, ends: Ends) -> Done:
@@ -73,7 +89,7 @@ def _end_together(app: Any, database: Database, ends: Ends) -> Done:
         if ends.brief and any(attempt.parts for attempt in dead):
             chords.be_brief(conn, database, chords.PATIENCE)
         ended, follow = _write(conn, database, app, ends, dead)
-    return Done(len(dead), len(ended.leases), list(ended.waited), follow)
+    return Done(len(dead), len(ended.leases), list(ended.waited), follow, _ids(ended))
 
 
 def _end_each(app: Any, database: Database, ends: Ends) -> Done:
@@ -96,7 +112,7 @@ def _end_each(app: Any, database: Database, ends: Ends) -> Done:
             done.waited.extend(one.waited)
             done.follow.rows.extend(one.follow.rows)
             done.follow.waited.extend(one.follow.waited)
-            done = done._replace(found=done.found + 1, ended=done.ended + one.ended)
+            done = done._replace(found=done.found + 1, ended=done.ended + one.ended, gone=done.gone | one.gone)
     return done
 
 
@@ -107,7 +123,7 @@ def _end_one(conn: Any, database: Database, app: Any, ends: Ends, attempt: Attem
         try:
             with conn.transaction():
                 ended, follow = _write(conn, database, app, ends, [left])
-            return Done(1, len(ended.leases), list(ended.waited), follow)
+            return Done(1, len(ended.leases), list(ended.waited), follow, _ids(ended))
         except Exception as exc:
             again = is_transient(exc) or isinstance(exc, psycopg.errors.LockNotAvailable)
             if again or isinstance(exc, OperationalError) or is_lost(exc):
@@ -119,12 +135,16 @@ def _end_one(conn: Any, database: Database, app: Any, ends: Ends, attempt: Attem
     return Done(1, 0, [], chords.FollowUps())
 
 
+def _ids(ended: lifecycle.Ended) -> frozenset[str]:
+    return frozenset(job_id for job_id, _ in ended.leases)
+
+
 def _write(
     conn: Any, database: Database, app: Any, ends: Ends, dead: list[Attempt]
 ) -> tuple[lifecycle.Ended, chords.FollowUps]:
     follow = chords.FollowUps()
     ended = ends.write(conn, dead) if dead else lifecycle.Ended(frozenset(), ())
-    gone = {job_id for job_id, _ in ended.leases}
+    gone = _ids(ended)
     for attempt in dead:
         if attempt.job_id in gone:
             follow.add(attempt)
@@ -146,6 +166,8 @@ def end_all(app: Any, database: Database, signal: Signal, ends: Ends) -> int:
 def end_spent(app: Any, database: Database, signal: Signal) -> int:
     """Fail the jobs whose lease has run out and that may not run again, on behalf of their dead holders."""
 
+    later: dict[str, Callable[[], object]] = {}
+
     def write(conn: Any, dead: list[Attempt]) -> lifecycle.Ended:
         endings = [(attempt.lease, attempt.ending) for attempt in dead if attempt.ending is not None]
         return lifecycle.ended(lifecycle.finish(conn, database, endings))
@@ -156,13 +178,14 @@ def end_spent(app: Any, database: Database, signal: Signal) -> int:
         signal,
         Ends(
             lambda conn: lifecycle.lock_spent(conn, database, BATCH),
-            lambda job, lease: _failed_attempt(app, database, job, lease),
+            lambda job, lease: _failed_attempt(app, database, job, lease, later),
             write,
+            later,
         ),
     )
 
 
-def _failed_attempt(app: Any, database: Database, job: Job, lease: Lease) -> Attempt:
+def _failed_attempt(app: Any, database: Database, job: Job, lease: Lease, later: dict[str, Any]) -> Attempt:
     if job.at_most_once:
         text = f"its worker {lease.owned_by} died after the early acknowledgement; it may not run twice"
     else:
@@ -170,9 +193,13 @@ def _failed_attempt(app: Any, database: Database, job: Job, lease: Lease) -> Att
     attempt = Attempt(lease, database.settings, job.retry_count)
     context = context_of(app, job)
     exc = WorkerLostError(text)
+    foreign = _foreign(app, job)
+    if foreign is not None:
+        later[job.id] = partial(foreign.mark_as_failure, job.id, exc, request=context)
     with attempts.ending(attempt):
         try:
-            _backend(app, job).mark_as_failure(job.id, exc, request=context)
+            if foreign is None:
+                _backend(app, job).mark_as_failure(job.id, exc, request=context)
         except Exception:
             logger.exception("%s[%s]: an errback or the chord could not be told of its end", job.task, job.id)
     attempt.end(attempts.failed(f"WorkerLostError: {text}"))
@@ -182,14 +209,17 @@ def _failed_attempt(app: Any, database: Database, job: Job, lease: Lease) -> Att
 def unheld(app: Any, database: Database, lock: Callable[[Any], list[Job]], reason: str, state: str) -> Ends:
     """The jobs that ``lock`` returns, which nobody holds."""
 
+    later: dict[str, Callable[[], object]] = {}
+
     def write(conn: Any, dead: list[Attempt]) -> lifecycle.Ended:
         endings = [(attempt.job_id, attempt.ending) for attempt in dead if attempt.ending is not None]
         return lifecycle.end_queued(conn, database, endings)
 
     return Ends(
         lambda conn: [(job, Lease(job.id, job.lease_version, "", job.claimed_at)) for job in lock(conn)],
-        lambda job, lease: _ended_unheld(app, database, job, lease, reason, state),
+        lambda job, lease: _ended_unheld(app, database, job, lease, reason, state, later),
         write,
+        later,
     )
 
 
@@ -240,15 +270,24 @@ def acting(url: str) -> Any:
     return Celery("pgtruth", broker=url, backend="pgtruth://", set_as_current=False)
 
 
-def _ended_unheld(app: Any, database: Database, job: Job, lease: Lease, reason: str, state: str) -> Attempt:
+def _ended_unheld(
+    app: Any, database: Database, job: Job, lease: Lease, reason: str, state: str, later: dict[str, Any]
+) -> Attempt:
     attempt = Attempt(lease, database.settings)
     context = context_of(app, job)
+    foreign, exc = _foreign(app, job), TaskRevokedError(reason)
+    if foreign is not None and state == "REVOKED":
+        later[job.id] = partial(foreign.mark_as_revoked, job.id, reason, request=context)
+    elif foreign is not None:
+        later[job.id] = partial(foreign.mark_as_failure, job.id, exc, request=context)
     with attempts.ending(attempt):
         try:
-            if state == "REVOKED":
+            if foreign is not None:
+                pass
+            elif state == "REVOKED":
                 _backend(app, job).mark_as_revoked(job.id, reason, request=context)
             else:
-                _backend(app, job).mark_as_failure(job.id, TaskRevokedError(reason), request=context)
+                _backend(app, job).mark_as_failure(job.id, exc, request=context)
         except Exception:
             logger.exception("%s[%s]: an errback or the chord could not be told of its end", job.task, job.id)
     meta = attempt.ending.meta if attempt.ending is not None else None
@@ -260,6 +299,12 @@ def _ended_unheld(app: Any, database: Database, job: Job, lease: Lease, reason: 
 def _backend(app: Any, job: Job) -> Any:
     task = app.tasks.get(job.task)
     return app.backend if task is None else task.backend
+
+
+def _foreign(app: Any, job: Job) -> Any:
+    """The result backend of a ``TruthTask`` that is not ours: it would settle by a connection of its own, and wait."""
+    backend = _backend(app, job)
+    return backend._backend if isinstance(backend, SettledFirst) else None
 
 
 def context_of(app: Any, job: Job) -> Context:

@@ -15,6 +15,7 @@ from pgtruth_transport import lifecycle, reaper
 from pgtruth_transport.db import Database
 from pgtruth_transport.runtime import runtime
 from pgtruth_transport.settings import Settings
+from pgtruth_transport.task import TruthTask
 from tests.support import eventually
 from tests.support_jobs import client
 from tests.support_lifecycle import claim, job_row, let_lease_run_out, read, read_all
@@ -120,3 +121,34 @@ def test_a_sweep_that_is_the_victim_of_a_deadlock_tries_again(
     monkeypatch.setattr(lifecycle, "end_queued", end_queued)
     assert reaper.sweep(app).expired == 1
     assert body.state == "FAILURE"
+
+
+@pytest.mark.parametrize("why", ["spent", "expired"])
+def test_an_end_that_no_holder_writes_is_told_to_a_foreign_backend(
+    database_url: str, conn: Connection, why: str
+) -> None:
+    """After its commit, in the sweep's own transaction: no second connection waits for the rows that it has locked."""
+    options = {"signal_url": "silent://", "retry_limit": 0, "lease_seconds": 1.0, "reap_interval": 1.0}
+    app = Celery("tests.foreign", broker=database_url, backend="cache+memory://", set_as_current=False)
+    app.conf.broker_transport_options = options
+
+    @app.task(name="tests.truthful", base=TruthTask, shared=False)  # type: ignore[untyped-decorator]
+    def truthful() -> None: ...
+
+    result = truthful.delay()
+    if why == "spent":
+        claim(conn, runtime(Settings.from_app(app)).database)
+        let_lease_run_out(conn, result.id)
+        settled = "SELECT clock_timestamp() > pg_postmaster_start_time() + interval '1 second'"
+        eventually(lambda: conn.execute(settled).fetchone() == (True,), 5)
+    else:
+        conn.execute("UPDATE pgtruth.jobs SET expires_at = clock_timestamp()")
+    with ThreadPoolExecutor(1) as pool:
+        sweep = pool.submit(reaper.sweep, app)
+        try:
+            swept = sweep.result(timeout=5)
+        finally:
+            conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    assert swept.spent + swept.expired == 1
+    assert read(conn, result.id)["status"] == "failed"
+    assert result.state == ("FAILURE" if why == "spent" else "REVOKED")
