@@ -14,7 +14,7 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from pgtruth_transport.db import Database
+from pgtruth_transport.db import Connection, Database
 from pgtruth_transport.errors import SchemaError
 from pgtruth_transport.settings import Settings
 
@@ -35,12 +35,16 @@ def head() -> str:
 
 def current(settings: Settings) -> str | None:
     """The revision that the database is at; None where the schema is not there."""
-    query = sql.SQL("SELECT version_num FROM {}").format(sql.Identifier(settings.schema, "alembic_version"))
     with Database.of(settings).connection(patience=30) as connection:
-        try:
-            row = connection.execute(query).fetchone()
-        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
-            return None
+        return _revision(connection, settings)
+
+
+def _revision(connection: Connection, settings: Settings) -> str | None:
+    query = sql.SQL("SELECT version_num FROM {}").format(sql.Identifier(settings.schema, "alembic_version"))
+    try:
+        row = connection.execute(query).fetchone()
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+        return None
     return row[0] if row else None
 
 
@@ -67,7 +71,9 @@ def ensure_present(settings: Settings) -> None:
     """
     if settings in _present:
         return
-    if current(settings) is None:
+    with Database.of(settings).asking() as connection:
+        found = _revision(connection, settings)
+    if found is None:
         if not settings.auto_migrate:
             check(settings)
         migrate(settings)

@@ -7,6 +7,7 @@ to use instead of the embedded ones.
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 import redis
+from celery import _state
 
 from pgtruth_transport import db as connections
 from pgtruth_transport.db import Database
@@ -113,6 +115,23 @@ def conn(database_url: str) -> Iterator[psycopg.Connection[Any]]:
     """A plain connection in autocommit: to arrange, and to look."""
     with psycopg.connect(parse_url(database_url), autocommit=True) as connection:
         yield connection
+
+
+@pytest.fixture(autouse=True)
+def celery_forgets() -> Iterator[None]:
+    """Apps that a test makes are forgotten: Celery keeps shared tasks and a default app for the whole process.
+
+    What imported modules share stays, since a module is imported once.
+    """
+    known, default = set(_state._on_app_finalizers), _state.default_app
+    modules = set(sys.modules)
+    yield
+    imported = {
+        name for name in set(sys.modules) - modules if name.startswith(("tasks", "celery", "pgtruth_transport"))
+    }
+    if not imported:
+        _state._on_app_finalizers.intersection_update(known)
+    _state.default_app = default
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ HOT = {
     "job_recover": Hot({"jobs_enqueue_failed", "jobs_pkey"}, rows=250, pages=3000),
     "job_lock_expired": Hot({"jobs_expiring"}, rows=100, pages=400),
     "job_lock_forbidden": Hot({"jobs_expiring"}, rows=100, pages=400),
-    "job_forbid": Hot({"jobs_pkey"}, rows=24, pages=100),
+    "job_forbid": Hot({"jobs_pkey"}, rows=24, pages=150),  # 24 ids, each by its own path through the index
     "job_lock_unknown": Hot({"jobs_unknown"}, rows=100, pages=400),
     "job_lock_spent": Hot({"jobs_processing"}, rows=300, pages=600),
     "job_lock_queued": Hot({"jobs_pkey"}, rows=24, pages=100),

@@ -90,4 +90,5 @@ def test_a_job_that_waits_for_a_rate_limit_stays() -> None:
 
 def test_what_was_written_to_a_child_was_not_dropped() -> None:
     assert was_dropped(held(sent=SimpleNamespace(_write_to=None)))
-    assert not was_dropped(held(sent=SimpleNamespace(_write_to=object(), _cache={}, _job=1)))
+    child = SimpleNamespace(_is_alive=lambda: True)
+    assert not was_dropped(held(sent=SimpleNamespace(_write_to=child, _cache={}, _job=1)))
