@@ -48,6 +48,7 @@ class Settler:
         self._counts: dict[str, int] = {}
         self._prepared_at = time.monotonic()
         self._alone = True
+        self._server_started: Any = None
 
     def run(self, batch: Sequence[Held], want: int) -> list[Job]:
         """Settle ``batch`` and claim at most ``want`` jobs."""
@@ -252,7 +253,16 @@ class Settler:
         if self._conn is None or self._conn.closed:
             self._conn = self._db.open("work")
             self._conn.patience = self._db.settings.connect_timeout  # then Celery reconnects
+            self._notice_restart(self._conn)
         return self._conn
+
+    def _notice_restart(self, conn: Connection) -> None:
+        """A server that was restarted is a lost broker: Celery reconnects, in its own words."""
+        row = conn.execute(self._db.sql("server_started")).fetchone()
+        started, self._server_started = self._server_started, row[0] if row else None
+        if started is not None and started != self._server_started:
+            self.close()
+            raise psycopg.OperationalError("PostgreSQL was restarted")
 
     def close(self) -> None:
         """Close the connection; the next run opens another."""
