@@ -83,8 +83,8 @@ def jobs_table(lines: Iterable[JobLine], width: int) -> Table:
     table.add_column("STATUS", no_wrap=True, min_width=10)
     table.add_column("TASK", no_wrap=True, overflow="ellipsis", ratio=1)
     if wide:
-        table.add_column("QUEUE", no_wrap=True, overflow="ellipsis", max_width=16)
-        table.add_column("WORKER", no_wrap=True, overflow="ellipsis", max_width=24)
+        table.add_column("QUEUE", no_wrap=True, overflow="ellipsis", min_width=5, max_width=16)
+        table.add_column("WORKER", no_wrap=True, overflow="ellipsis", min_width=6, max_width=24)
     table.add_column("RETRIES", no_wrap=True, justify="right")
     table.add_column("AGE", no_wrap=True, justify="right")
     now = datetime.now(UTC)
