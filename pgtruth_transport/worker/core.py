@@ -103,9 +103,12 @@ class Worker:
     # Capacity.
 
     def slots(self) -> int:
-        """How many bodies may run at once (the most that an autoscaler may grow to)."""
-        controller = self.consumer.controller
-        return int(getattr(controller, "max_concurrency", None) or self.consumer.pool.num_processes or 0)
+        """How many bodies may run at once (the most that an autoscaler may grow to); none once the pool is gone."""
+        most = getattr(self.consumer.controller, "max_concurrency", None)
+        try:
+            return int(most or self.consumer.pool.num_processes or 0)
+        except AttributeError:  # Celery asks the pool's own pool, which is None after a stop
+            return 0
 
     def in_flight(self) -> int:
         """How many bodies are running or about to; also those that overran their limit and cannot be stopped."""
