@@ -8,7 +8,7 @@ lease runs out and the job runs again. So an attempt that lost its lease cannot 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
@@ -35,6 +35,7 @@ class Attempt:
     """One holder's try at a job."""
 
     __slots__ = (
+        "after",
         "body_rows",
         "buffering",
         "ending",
@@ -68,6 +69,7 @@ class Attempt:
         self.rows: list[JobRow] = []
         self.stored: list[Stored] = []
         self.parts: list[ChordPart] = []
+        self.after: list[Callable[[], object]] = []  # what to call in this process once all of it is committed
 
     # What tasks and effects may read.
 
@@ -170,11 +172,21 @@ def running(attempt: Attempt) -> Iterator[Attempt]:
 
 
 @contextmanager
+def outside() -> Iterator[None]:
+    """Be in no attempt: what is published here is published at once."""
+    token = _current.set(None)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+@contextmanager
 def ending(attempt: Attempt) -> Iterator[Attempt]:
     """Make ``attempt`` the current one, with its body over: everything published now belongs to its finish."""
     already = attempt.buffering
     attempt.buffering = True
-    before = len(attempt.rows), len(attempt.stored), len(attempt.parts)
+    before = len(attempt.rows), len(attempt.stored), len(attempt.parts), len(attempt.after)
     had_outcome = attempt.has_outcome
     try:
         with running(attempt):
@@ -182,7 +194,8 @@ def ending(attempt: Attempt) -> Iterator[Attempt]:
     finally:
         attempt.buffering = already
         if had_outcome:  # the same end reported twice: its follow-ups are there already
-            del attempt.rows[before[0] :], attempt.stored[before[1] :], attempt.parts[before[2] :]
+            del attempt.rows[before[0] :], attempt.stored[before[1] :]
+            del attempt.parts[before[2] :], attempt.after[before[3] :]
 
 
 @contextmanager

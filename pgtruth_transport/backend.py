@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from celery.utils.functional import _regen, arity_greater
 from celery.utils.serialization import UnpickleableExceptionWrapper
 from kombu.utils.encoding import ensure_bytes
 
-from . import attempts, chords, lifecycle, publish
+from . import afterwards, attempts, chords, lifecycle, publish
 from .attempts import Attempt
 from .db import CONNECTION_ERRORS, retrying
 from .errors import SettingsError
@@ -138,26 +139,29 @@ class PgTruthBackend(BaseBackend):
             for member in _group_members(getattr(request, "chain", None) or ()):
                 self.store_result(member, exc, state, traceback=traceback)
         if request and call_errbacks and request.errbacks:
-            self._tell_errbacks(task_id, exc, traceback, request)
-
-    def _tell_errbacks(self, task_id: str, exc: BaseException, traceback: Any, request: Any) -> None:
-        """Errbacks that are tasks are published with the end; those that Celery calls, here, find it written."""
-        attempt, every = attempts.find(task_id), request.errbacks
-        called = [errback for errback in every if self._is_called(errback)]
-        if attempt is None or not attempt.in_pool or attempt.requeue is not None or not called:
             self._call_task_errbacks(request, exc, traceback)
+            attempt = attempts.find(task_id)
+            if attempt is not None and attempt.in_pool and attempt.after:
+                from .foreign import finish_now
+
+                attempt.end(attempts.failed(described(exc)))
+                finish_now(attempt)
+
+    def _call_task_errbacks(self, request: Any, exc: BaseException, traceback: Any) -> None:
+        """Errbacks that are tasks are published with the end; those that Celery calls are called once it is committed.
+
+        Celery calls the same for the errbacks of a chord's body.
+        """
+        attempt, tell = attempts.current(), super()._call_task_errbacks
+        if attempt is None or not attempt.buffering or (attempt.in_pool and attempt.requeue is not None):
+            tell(request, exc, traceback)
             return
-        try:
-            request.errbacks = [errback for errback in every if errback not in called]
-            self._call_task_errbacks(request, exc, traceback)
-            attempt.end(attempts.failed(f"{type(exc).__name__}: {exc}"))
-            from .foreign import finish_now
-
-            if finish_now(attempt):
-                request.errbacks = called
-                self._call_task_errbacks(request, exc, traceback)
-        finally:
-            request.errbacks = every
+        called = [errback for errback in request.errbacks if self._is_called(errback)]
+        published = [errback for errback in request.errbacks if errback not in called]
+        if published:
+            tell(_with_errbacks(request, published), exc, traceback)
+        if called:
+            attempt.after.append(partial(tell, _with_errbacks(request, called), exc, traceback))
 
     def _is_called(self, errback: Any) -> bool:
         """Whether Celery calls this errback instead of publishing it: one that takes more than an id."""
@@ -374,6 +378,7 @@ class PgTruthBackend(BaseBackend):
         follow = retrying(count)
         publish.wake(database, signal, follow.rows)
         signal.announce(follow.waited)
+        afterwards.call_later(follow.after)
 
     def _execute(self, name: str, params: dict[str, Any]) -> None:
         database = self.runtime.database
@@ -382,6 +387,13 @@ class PgTruthBackend(BaseBackend):
 
     def __reduce__(self, args: Any = (), kwargs: Any = None) -> Any:
         return super().__reduce__(args, {**(kwargs or {}), "url": self.url})
+
+
+def _with_errbacks(request: Any, errbacks: list[Any]) -> Any:
+    """``request`` with only these of its errbacks."""
+    found = copy(request)
+    found.errbacks = errbacks
+    return found
 
 
 def _group_members(chain: Iterable[Any]) -> Iterator[str]:

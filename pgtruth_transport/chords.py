@@ -7,7 +7,7 @@ last member unfinished: it runs again and completes the chord then.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,18 +41,21 @@ class FollowUps:
         self.stored: list[Stored] = []
         self.parts: list[ChordPart] = []
         self.waited: list[str] = []  # stored ids whose result somebody waits for
+        self.after: list[Callable[[], object]] = []  # for the caller to call, once it has committed
 
     def add(self, attempt: Attempt) -> None:
         """Everything that this attempt leaves behind."""
         self.rows.extend(attempt.rows)
         self.stored.extend(attempt.stored)
         self.parts.extend(attempt.parts)
+        self.after.extend(attempt.after)
 
 
 def write(conn: psycopg.Connection[Any], db: Database, app: Any, follow: FollowUps) -> None:
     """Count the parts, finish the chords that are complete, and write every row; in the caller's transaction.
 
-    ``follow.rows`` is left with the rows that were new, ``follow.waited`` with the ids to announce.
+    ``follow.rows`` is left with the rows that were new, ``follow.waited`` with the ids to announce, ``follow.after``
+    with what the caller is to call after its commit.
     """
     parts = follow.parts
     while parts:  # a failed body may itself be a member of an outer chord
@@ -63,6 +66,7 @@ def write(conn: psycopg.Connection[Any], db: Database, app: Any, follow: FollowU
             done = _finish(conn, db, app, last[chord_id])
             follow.rows.extend(done.rows)
             follow.stored.extend(done.stored)
+            follow.after.extend(done.after)
             parts.extend(done.parts)
     if follow.rows:
         new = lifecycle.enqueue(conn, db, follow.rows)

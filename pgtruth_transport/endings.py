@@ -22,7 +22,7 @@ from kombu.compression import decompress
 from kombu.exceptions import OperationalError
 from kombu.serialization import loads, prepare_accept_content
 
-from . import attempts, chords, lifecycle, publish
+from . import afterwards, attempts, chords, lifecycle, publish
 from .attempts import Attempt
 from .db import Database, is_lost, is_transient, retrying
 from .foreign import SettledFirst
@@ -43,7 +43,6 @@ class Ends(NamedTuple):
     lock: Callable[[Any], list[tuple[Job, Lease]]]
     end: Callable[[Job, Lease], Attempt]
     write: Callable[[Any, list[Attempt]], lifecycle.Ended]
-    later: dict[str, Callable[[], object]]  # by job: what a foreign result backend is told after the commit
     brief: bool = False  # what somebody's transaction keeps is left for the next time
 
 
@@ -52,7 +51,6 @@ class Done(NamedTuple):
     ended: int
     waited: list[str]
     follow: chords.FollowUps
-    gone: frozenset[str] = frozenset()  # the jobs that ended
 
 
 def end(app: Any, database: Database, signal: Signal, ends: Ends) -> Done:
@@ -64,9 +62,7 @@ def end(app: Any, database: Database, signal: Signal, ends: Ends) -> Done:
             raise
         logger.warning("ending a batch of jobs one by one: %s", described(exc))
         done = retrying(lambda: _end_each(app, database, ends))
-    for job_id in done.gone:
-        _tell(job_id, ends.later.pop(job_id, None))
-    ends.later.clear()
+    afterwards.call_later(done.follow.after)
     publish.wake(database, signal, done.follow.rows)
     ids = [*done.waited, *done.follow.waited]
     if ids:
@@ -74,9 +70,7 @@ def end(app: Any, database: Database, signal: Signal, ends: Ends) -> Done:
     return done
 
 
-def _tell(job_id: str, foreign: Callable[[], object] | None) -> None:
-    if foreign is None:
-        return
+def _tell(job_id: str, foreign: Callable[[], object]) -> None:
     try:
         foreign()
     except Exception:
@@ -89,7 +83,7 @@ def _end_together(app: Any, database: Database, ends: Ends) -> Done:
         if ends.brief and any(attempt.parts for attempt in dead):
             chords.be_brief(conn, database, chords.PATIENCE)
         ended, follow = _write(conn, database, app, ends, dead)
-    return Done(len(dead), len(ended.leases), list(ended.waited), follow, _ids(ended))
+    return Done(len(dead), len(ended.leases), list(ended.waited), follow)
 
 
 def _end_each(app: Any, database: Database, ends: Ends) -> Done:
@@ -112,18 +106,20 @@ def _end_each(app: Any, database: Database, ends: Ends) -> Done:
             done.waited.extend(one.waited)
             done.follow.rows.extend(one.follow.rows)
             done.follow.waited.extend(one.follow.waited)
-            done = done._replace(found=done.found + 1, ended=done.ended + one.ended, gone=done.gone | one.gone)
+            done.follow.after.extend(one.follow.after)
+            done = done._replace(found=done.found + 1, ended=done.ended + one.ended)
     return done
 
 
 def _end_one(conn: Any, database: Database, app: Any, ends: Ends, attempt: Attempt) -> Done:
     bare = Attempt(attempt.lease, attempt.settings)
     bare.ending = attempt.ending._replace(meta=None) if attempt.ending is not None else None
+    bare.after = attempt.after  # these need no database
     for left in (attempt, bare):
         try:
             with conn.transaction():
                 ended, follow = _write(conn, database, app, ends, [left])
-            return Done(1, len(ended.leases), list(ended.waited), follow, _ids(ended))
+            return Done(1, len(ended.leases), list(ended.waited), follow)
         except Exception as exc:
             again = is_transient(exc) or isinstance(exc, psycopg.errors.LockNotAvailable)
             if again or isinstance(exc, OperationalError) or is_lost(exc):
@@ -135,16 +131,12 @@ def _end_one(conn: Any, database: Database, app: Any, ends: Ends, attempt: Attem
     return Done(1, 0, [], chords.FollowUps())
 
 
-def _ids(ended: lifecycle.Ended) -> frozenset[str]:
-    return frozenset(job_id for job_id, _ in ended.leases)
-
-
 def _write(
     conn: Any, database: Database, app: Any, ends: Ends, dead: list[Attempt]
 ) -> tuple[lifecycle.Ended, chords.FollowUps]:
     follow = chords.FollowUps()
     ended = ends.write(conn, dead) if dead else lifecycle.Ended(frozenset(), ())
-    gone = _ids(ended)
+    gone = {job_id for job_id, _ in ended.leases}
     for attempt in dead:
         if attempt.job_id in gone:
             follow.add(attempt)
@@ -166,8 +158,6 @@ def end_all(app: Any, database: Database, signal: Signal, ends: Ends) -> int:
 def end_spent(app: Any, database: Database, signal: Signal) -> int:
     """Fail the jobs whose lease has run out and that may not run again, on behalf of their dead holders."""
 
-    later: dict[str, Callable[[], object]] = {}
-
     def write(conn: Any, dead: list[Attempt]) -> lifecycle.Ended:
         endings = [(attempt.lease, attempt.ending) for attempt in dead if attempt.ending is not None]
         return lifecycle.ended(lifecycle.finish(conn, database, endings))
@@ -178,14 +168,13 @@ def end_spent(app: Any, database: Database, signal: Signal) -> int:
         signal,
         Ends(
             lambda conn: lifecycle.lock_spent(conn, database, BATCH),
-            lambda job, lease: _failed_attempt(app, database, job, lease, later),
+            lambda job, lease: _failed_attempt(app, database, job, lease),
             write,
-            later,
         ),
     )
 
 
-def _failed_attempt(app: Any, database: Database, job: Job, lease: Lease, later: dict[str, Any]) -> Attempt:
+def _failed_attempt(app: Any, database: Database, job: Job, lease: Lease) -> Attempt:
     if job.at_most_once:
         text = f"its worker {lease.owned_by} died after the early acknowledgement; it may not run twice"
     else:
@@ -195,7 +184,7 @@ def _failed_attempt(app: Any, database: Database, job: Job, lease: Lease, later:
     exc = WorkerLostError(text)
     foreign = _foreign(app, job)
     if foreign is not None:
-        later[job.id] = partial(foreign.mark_as_failure, job.id, exc, request=context)
+        attempt.after.append(partial(_tell, job.id, partial(foreign.mark_as_failure, job.id, exc, request=context)))
     with attempts.ending(attempt):
         try:
             if foreign is None:
@@ -209,17 +198,14 @@ def _failed_attempt(app: Any, database: Database, job: Job, lease: Lease, later:
 def unheld(app: Any, database: Database, lock: Callable[[Any], list[Job]], reason: str, state: str) -> Ends:
     """The jobs that ``lock`` returns, which nobody holds."""
 
-    later: dict[str, Callable[[], object]] = {}
-
     def write(conn: Any, dead: list[Attempt]) -> lifecycle.Ended:
         endings = [(attempt.job_id, attempt.ending) for attempt in dead if attempt.ending is not None]
         return lifecycle.end_queued(conn, database, endings)
 
     return Ends(
         lambda conn: [(job, Lease(job.id, job.lease_version, "", job.claimed_at)) for job in lock(conn)],
-        lambda job, lease: _ended_unheld(app, database, job, lease, reason, state, later),
+        lambda job, lease: _ended_unheld(app, database, job, lease, reason, state),
         write,
-        later,
     )
 
 
@@ -270,16 +256,14 @@ def acting(url: str) -> Any:
     return Celery("pgtruth", broker=url, backend="pgtruth://", set_as_current=False)
 
 
-def _ended_unheld(
-    app: Any, database: Database, job: Job, lease: Lease, reason: str, state: str, later: dict[str, Any]
-) -> Attempt:
+def _ended_unheld(app: Any, database: Database, job: Job, lease: Lease, reason: str, state: str) -> Attempt:
     attempt = Attempt(lease, database.settings)
     context = context_of(app, job)
     foreign, exc = _foreign(app, job), TaskRevokedError(reason)
     if foreign is not None and state == "REVOKED":
-        later[job.id] = partial(foreign.mark_as_revoked, job.id, reason, request=context)
+        attempt.after.append(partial(_tell, job.id, partial(foreign.mark_as_revoked, job.id, reason, request=context)))
     elif foreign is not None:
-        later[job.id] = partial(foreign.mark_as_failure, job.id, exc, request=context)
+        attempt.after.append(partial(_tell, job.id, partial(foreign.mark_as_failure, job.id, exc, request=context)))
     with attempts.ending(attempt):
         try:
             if foreign is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import attempts, chords, lifecycle, publish
+from . import afterwards, attempts, chords, lifecycle, publish
 from .attempts import Attempt
 from .backend import PgTruthBackend
 from .db import retrying
@@ -90,9 +90,13 @@ def finish_now(attempt: Attempt) -> bool:
 
     follow = retrying(finish)
     attempt.settled, attempt.buffering = True, False
-    attempt.rows, attempt.stored, attempt.parts = [], [], []
+    attempt.rows, attempt.stored, attempt.parts, attempt.after = [], [], [], []
     if follow is None:
         return False
-    publish.wake(database, signal, follow.rows)
-    signal.announce(follow.waited)
+    call = afterwards.call_now if attempt.in_pool else afterwards.call_later
+    try:
+        publish.wake(database, signal, follow.rows)
+        signal.announce(follow.waited)
+    finally:
+        call(follow.after)
     return True

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from celery import Task, current_task, group, signature
 
-from pgtruth_transport import attempts, chords, lifecycle
+from pgtruth_transport import afterwards, attempts, chords, lifecycle
 from pgtruth_transport.attempts import Attempt
 from pgtruth_transport.backend import PgTruthBackend
 from pgtruth_transport.db import Database
@@ -112,6 +112,7 @@ def _left_by(task: Task, attempt: Attempt, result: Any) -> Attempt:
 
 def _after(attempt: Attempt, database: Database, signal: Signal, follow: chords.FollowUps) -> None:
     """The transaction is over: if it was committed, the attempt is settled, and whoever waits is told."""
+    committed = False
     try:
         key = {"id": attempt.job_id, "version": attempt.lease_version}
         with database.connection() as connection:
@@ -122,3 +123,5 @@ def _after(attempt: Attempt, database: Database, signal: Signal, follow: chords.
             signal.announce(follow.waited)
     except Exception:  # the commit stands: the worker will find the job ended, and the poll what follows
         logger.exception("job %s has been finished, but nobody could be told", attempt.job_id)
+    if committed:
+        afterwards.call_now(follow.after)

@@ -18,7 +18,7 @@ import psycopg
 from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
 
-from .. import attempts, chords, counters, lifecycle, publish
+from .. import afterwards, attempts, chords, counters, lifecycle, publish
 from ..attempts import Attempt
 from ..db import CONNECTION_ERRORS, Connection, Silent, retrying
 from ..jobs import Job
@@ -151,7 +151,7 @@ class Settler:
         open_ends = [h.attempt for h in batch if not h.attempt.settled]
         endings = [(a.lease, a.ending) for a in open_ends if a.requeue is None and a.ending is not None]
         requeues = [(a.lease, a.requeue) for a in open_ends if a.requeue is not None]
-        follows = any(a.rows or a.stored or a.parts for a in open_ends)
+        follows = any(a.rows or a.stored or a.parts or a.after for a in open_ends)
         search = worker.search() if want else None
         finished = requeued = claimed = None
         follow = chords.FollowUps()
@@ -215,6 +215,7 @@ class Settler:
                 continue
             logger.info("%s[%s]: stale, its end was refused", held.job.task, held.job.id)
             self.count(counters.STALE_WRITES)
+        afterwards.call_later(follow.after)
         waited = [*ended.waited, *follow.waited]
         if waited:
             self._worker.signal.announce(waited)

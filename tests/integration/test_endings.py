@@ -151,4 +151,4 @@ def test_an_end_that_no_holder_writes_is_told_to_a_foreign_backend(
             conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
     assert swept.spent + swept.expired == 1
     assert read(conn, result.id)["status"] == "failed"
-    assert result.state == ("FAILURE" if why == "spent" else "REVOKED")
+    eventually(lambda: result.state == ("FAILURE" if why == "spent" else "REVOKED"))
