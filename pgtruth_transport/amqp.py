@@ -1,14 +1,20 @@
-"""``app.amqp`` that also says which times were relative: those the database counts by its own clock."""
+"""``app.amqp`` that also says which times were relative: those the database counts by its own clock.
+
+And that does not bind a queue to a channel, per publish, only to find that it has been declared.
+"""
 
 from __future__ import annotations
 
 import numbers
+from collections.abc import Callable
 from datetime import datetime
 from functools import cached_property
 from typing import Any
 
 from celery.app.amqp import AMQP as CeleryAMQP
+from celery.signals import before_task_publish
 from celery.utils.time import maybe_make_aware
+from kombu import Queue
 
 from .transport.encoding import DELAY, EXPIRES_IN
 from .transport_names import is_ours
@@ -46,3 +52,27 @@ class AMQP(CeleryAMQP):
         if ours and isinstance(expires, numbers.Real):
             message.headers[EXPIRES_IN] = float(expires)
         return message
+
+    def _create_task_sender(self) -> Callable[..., Any]:
+        send: Callable[..., Any] = super()._create_task_sender()
+        if not self._ours:
+            return send
+
+        def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
+            if options.get("declare") is None and self._has_declared(producer, options):
+                options["declare"] = []
+            return send(producer, name, message, **options)
+
+        return send_task_message
+
+    def _has_declared(self, producer: Any, options: dict[str, Any]) -> bool:
+        """What kombu's ``maybe_declare`` would find, after it has copied the queue and its exchange."""
+        queue = options.get("queue")
+        if queue is None and options.get("exchange") is None:
+            queue = self.default_queue
+        return (
+            isinstance(queue, Queue)
+            and queue.can_cache_declaration
+            and hash(queue) in producer.channel.connection.client.declared_entities
+            and not before_task_publish.receivers  # they are told what will be declared
+        )

@@ -59,6 +59,7 @@ class Connection(psycopg.Connection[TupleRow]):
     """
 
     patience: float | None = None
+    prepared: set[bytes]  # what :mod:`~pgtruth_transport.roundtrip` has prepared on it
     on_silence: Callable[[], None] | None = None
 
     def execute(self, query: Any, params: Any = None, **kwargs: Any) -> psycopg.Cursor[TupleRow]:
@@ -246,6 +247,7 @@ class Database:
             if isinstance(exc, psycopg.errors.ConnectionTimeout):
                 self._silent()
             raise psycopg.OperationalError(f"cannot connect to PostgreSQL at {_place(wanted)}: {exc}") from exc
+        connection.prepared = set()
         connection.on_silence = self._silent
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # said by each BEGIN: no session state
         _live.add(connection)

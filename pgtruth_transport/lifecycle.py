@@ -65,7 +65,21 @@ def enqueue(conn: Connection, db: Database, rows: Sequence[JobRow]) -> set[str]:
         cursor = conn.execute(db.sql("job_enqueue_one"), _values(rows[0]))
     else:
         cursor = conn.execute(db.sql("job_enqueue"), enqueue_parameters(rows))
-    return {row[0] for row in cursor.fetchall()}
+    new = {row[0] for row in cursor.fetchall()}
+    stand_in(conn, db, [row for row in rows if row.id not in new])
+    return new
+
+
+def stand_in(conn: Connection, db: Database, known: Sequence[JobRow]) -> None:
+    """Have the sweep tell chord and chain of those ``known`` ids that were revoked before their publish."""
+    rows = [row for row in known if leads_on(row)]
+    if rows:
+        conn.execute(db.sql("job_stand_in"), enqueue_parameters(rows))
+
+
+def leads_on(row: JobRow) -> bool:
+    """Whether a chain goes on from the end of this job, or a chord waits for it."""
+    return not row.body.endswith(SIMPLE)
 
 
 def signal_failed(conn: Connection, db: Database, ids: Iterable[str]) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Protocol
 
+import psycopg
+
 from . import attempts, lifecycle
 from .db import Database, retrying
 from .jobs import JobRow
@@ -43,6 +45,10 @@ def publish(database: Database, signal: Signal, rows: Sequence[JobRow]) -> None:
         scope.insert(database, rows)
         return
 
+    if len(rows) == 1:
+        _publish_one(database, signal, rows[0])
+        return
+
     def insert() -> set[str]:
         with database.asking() as conn:
             return lifecycle.enqueue(conn, database, rows)
@@ -50,6 +56,23 @@ def publish(database: Database, signal: Signal, rows: Sequence[JobRow]) -> None:
     new = retrying(insert)
     warn_known(rows, new)
     wake(database, signal, [row for row in rows if row.id in new])
+
+
+def _publish_one(database: Database, signal: Signal, row: JobRow) -> None:
+    """One row, and its wake-up in the same round trip where that goes through the same server."""
+    then = signal.wake_call([row.queue]) if row.due_soon else None
+
+    def insert() -> tuple[bool, psycopg.Error | None]:
+        with database.asking() as conn:
+            return lifecycle.enqueue_now(conn, database, row, then)
+
+    new, failure = retrying(insert)
+    if not new:
+        warn_known([row], set())
+    elif failure is not None:
+        _park(database, [row.id], failure)
+    elif then is None:
+        wake(database, signal, [row])
 
 
 def warn_known(rows: Sequence[JobRow], new: set[str]) -> None:
@@ -70,10 +93,13 @@ def wake(database: Database, signal: Signal, rows: Sequence[JobRow]) -> None:
     try:
         signal.wake(queues)
     except SignalError as exc:
-        ids = [job_id for found in queues.values() for job_id in found]
-        logger.warning("%d job(s) are safe but not signalled, the next sweep will do it: %s", len(ids), exc)
-        with database.connection(patience=database.settings.connect_timeout) as conn:
-            lifecycle.signal_failed(conn, database, ids)
+        _park(database, [job_id for found in queues.values() for job_id in found], exc)
+
+
+def _park(database: Database, ids: Sequence[str], why: Exception) -> None:
+    logger.warning("%d job(s) are safe but not signalled, the next sweep will do it: %s", len(ids), why)
+    with database.connection(patience=database.settings.connect_timeout) as conn:
+        lifecycle.signal_failed(conn, database, ids)
 
 
 def wake_quietly(signal: Signal, queues: dict[str, list[str]]) -> None:

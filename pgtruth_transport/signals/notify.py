@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Final
 from uuid import uuid4
@@ -24,6 +24,7 @@ from psycopg.pq import ConnStatus, ExecStatus
 from psycopg.sql import SQL, Composable, Identifier
 
 from pgtruth_transport.db import Connection, Database
+from pgtruth_transport.roundtrip import Call, statement
 from pgtruth_transport.settings import Settings
 
 from . import SignalError, result_payloads, results_channel, wake_channel
@@ -59,6 +60,9 @@ class NotifySignal:
         if queues:
             self._batcher(dict.fromkeys(queues, ""), self._settings.signal_timeout)
 
+    def wake_call(self, queues: Sequence[str]) -> Call:
+        return Call(statement("signal_wake", self._settings.schema), {"channels": self._channels(queues)})
+
     def announce(self, job_ids: Sequence[str]) -> None:
         """One statement; ids that fit together travel in one payload."""
         try:
@@ -71,12 +75,14 @@ class NotifySignal:
         return LinkListener(self._settings.schema, self._open_link, (psycopg.Error,), where)
 
     def _send(self, queues: Mapping[str, str], deadline: float) -> None:
-        channels = sorted(wake_channel(self._settings.schema, queue) for queue in queues)
         try:
             with self._database.connection(patience=max(deadline - monotonic(), 0.01)) as conn:
-                conn.execute(self._database.sql("signal_wake"), {"channels": channels})
+                conn.execute(self._database.sql("signal_wake"), {"channels": self._channels(queues)})
         except (psycopg.Error, OSError) as exc:
             raise SignalError(f"NOTIFY failed: {exc}") from exc
+
+    def _channels(self, queues: Iterable[str]) -> list[str]:
+        return sorted(wake_channel(self._settings.schema, queue) for queue in queues)
 
     def _notify(self, channel: str, texts: list[str]) -> None:
         if texts:

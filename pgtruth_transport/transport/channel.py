@@ -91,7 +91,6 @@ class Channel(virtual.Channel):
     def basic_publish(self, message: encoding.Payload, exchange: str, routing_key: str, **kwargs: Any) -> None:
         properties = message["properties"]
         properties["delivery_info"].update(exchange=exchange, routing_key=routing_key)
-        properties["delivery_tag"] = self._next_delivery_tag()
         route = self._route(exchange, routing_key)
         queues = list(route)
         if encoding.is_task(message) and len(queues) <= 1 and not any(route.values()):
@@ -102,6 +101,7 @@ class Channel(virtual.Channel):
             row = encoding.job_row(message, queues[0], self._get_message_priority(message))
             publish.publish(self.runtime.database, self.runtime.signal, [row])
         elif queues:
+            properties["delivery_tag"] = self._next_delivery_tag()
             self._put_message(queues, message)
 
     def _put_message(self, queues: list[str], message: encoding.Payload) -> None:

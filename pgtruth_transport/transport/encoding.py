@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from kombu.utils.json import dumps, loads
+from kombu.utils.json import JSONEncoder, loads
 
 from ..errors import RefusedMessage
 from ..jobs import Job, JobRow
@@ -19,6 +19,7 @@ DELAY, EXPIRES_IN = "pgtruth_delay", "pgtruth_expires_in"
 ETA = "pgtruth_eta"
 
 Payload = dict[str, Any]
+_encoded = JSONEncoder().encode  # kombu's dumps makes an encoder per call
 
 
 def is_task(message: Payload) -> bool:
@@ -63,8 +64,8 @@ def job_row(message: Payload, queue: str, priority: int) -> JobRow:
         root_id=_optional("root_id", facts.get("root_id")),
         parent_id=_optional("parent_id", facts.get("parent_id")),
         group_id=_optional("group", facts.get("group")),
-        headers=dumps(headers).encode(),
-        properties=dumps(properties).encode(),
+        headers=_encoded(headers).encode(),
+        properties=_encoded(properties).encode(),
         body=_body(message.get("body")),
     )
 

@@ -156,6 +156,7 @@ class Settler:
         finished = requeued = claimed = None
         follow = chords.FollowUps()
         alone = self._alone and not follows and bool(endings) + bool(requeues) + bool(search) == 1
+        jobs = lifecycle.claim_now(conn, db, search, want, worker.owner) if alone and search is not None else []
         with ExitStack() as stack:
             if not alone:  # a statement that is alone is its own transaction: a third of the time of an explicit one
                 if not follows:
@@ -171,12 +172,12 @@ class Settler:
                 ended = lifecycle.ended(finished) if finished else lifecycle.Ended(frozenset(), ())
                 back = lifecycle.requeued(requeued) if requeued else {}
                 follow = self._follow_ups(conn, open_ends, ended, back)
-            if search is not None:
+            if search is not None and not alone:
                 claimed = lifecycle.claim(conn, db, search, want, worker.owner)
         if not follows:
             ended = lifecycle.ended(finished) if finished else lifecycle.Ended(frozenset(), ())
             back = lifecycle.requeued(requeued) if requeued else {}
-        jobs = lifecycle.claimed(claimed) if claimed else []
+        jobs = lifecycle.claimed(claimed) if claimed else jobs
         try:
             self._after_commit(batch, ended, back, follow)
             if search is not None and not jobs and not worker.held:

@@ -72,7 +72,6 @@ def _neutral(row: Row, names: dict[str, str]) -> Row:
         row.pop(key)
     for key in ("headers", "properties", "body"):
         row[key] = json.loads(row[key])
-    row["properties"].pop("delivery_tag")
     text = json.dumps(row, default=str, sort_keys=True)
     neutral: Row = json.loads(UUIDS.sub(lambda found: names.setdefault(found[0], f"id {len(names)}"), text))
     return neutral

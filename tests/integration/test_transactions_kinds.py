@@ -57,6 +57,8 @@ class Recorder:
         for ids in queues.values():
             self.woken.extend(ids)
 
+    def wake_call(self, queues: Sequence[str]) -> None: ...
+
     def announce(self, job_ids: Sequence[str]) -> None: ...
 
 

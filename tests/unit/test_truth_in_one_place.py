@@ -117,7 +117,7 @@ def test_the_claim_raises_the_lease_version() -> None:
 
 def test_jobs_are_born_queued_or_as_a_known_end() -> None:
     born = {name for name in sql.names() if re.search(r"INSERT INTO \{schema\}\.jobs\b", text_of(name))}
-    assert born == {"job_enqueue", "job_enqueue_one", "job_store"}
+    assert born == {"job_enqueue", "job_enqueue_one", "job_stand_in", "job_store"}
     assert "SELECT g.id, 'queued', " in text_of("job_enqueue")
     assert "VALUES ( %(id)s, 'queued', " in text_of("job_enqueue_one")
 

@@ -1,0 +1,169 @@
+"""Statements without a cursor: each one a transaction of its own, all of them in one round trip.
+
+For the statements that every job passes one by one (its insert with its wake-up, its claim on an idle worker). There a
+cursor, which can adapt any type, costs more than the server, and a second round trip as much as the first.
+
+Promises: the statements run in order, and each commits or fails by itself, so the second is never part of the first's
+transaction. A connection that is lost, silent or interrupted on the way is closed; what had not been answered by then
+may have happened or not, as after any lost answer to a COMMIT. If this process dies, the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import cache
+from hashlib import md5
+from typing import Any, Final, NamedTuple
+
+import psycopg
+from psycopg.errors import error_from_result
+from psycopg.pq import ConnStatus, ExecStatus, Format
+from psycopg.waiting import Ready, Wait
+
+from . import sql
+from .db import Connection
+
+#: One value of a row, from PostgreSQL's binary format.
+Column = Callable[[bytes], Any]
+Row = tuple[Any, ...]
+
+
+def integer(value: bytes) -> int:
+    return int.from_bytes(value, "big", signed=True)
+
+
+def boolean(value: bytes) -> bool:
+    return value == b"\x01"
+
+
+text: Final[Column] = bytes.decode
+binary: Final[Column] = bytes
+
+
+class Statement(NamedTuple):
+    """A statement of ``sql/``, with numbered parameters."""
+
+    name: bytes  # under which it is prepared, once per connection
+    query: bytes
+    parameters: tuple[str, ...]  # in the order of their numbers
+    columns: tuple[Column, ...]  # of its rows
+
+
+class Call(NamedTuple):
+    statement: Statement
+    parameters: Mapping[str, Any]  # str, bytes, int, float, None, or a list of str or int
+
+
+_PARAMETER: Final = re.compile(rb"%\((\w+)\)s|%%")
+
+
+@cache
+def statement(name: str, schema: str, columns: tuple[Column, ...] = ()) -> Statement:
+    """The statement of ``sql/<name>.sql``; its rows are read by ``columns``."""
+    numbers: dict[str, int] = {}
+
+    def number(found: re.Match[bytes]) -> bytes:
+        if found[1] is None:
+            return b"%"
+        return b"$%d" % numbers.setdefault(found[1].decode(), len(numbers) + 1)
+
+    query = _PARAMETER.sub(number, sql.load(name, schema))
+    digest = md5(query, usedforsecurity=False).hexdigest()
+    return Statement(f"pgtruth_{name}_{digest[:8]}".encode(), query, tuple(numbers), columns)
+
+
+def run(conn: Connection, calls: Sequence[Call]) -> list[list[Row] | psycopg.Error]:
+    """The rows of each call, or its error; ``conn`` is in autocommit and outside any transaction."""
+    pgconn, outcomes = conn.pgconn, list[list[Row] | psycopg.Error]()
+    whole = False
+    try:
+        pgconn.enter_pipeline_mode()
+        conn.wait(_exchange(conn, calls, outcomes))
+        pgconn.exit_pipeline_mode()
+        whole = True
+    except (psycopg.OperationalError, psycopg.InterfaceError) as exc:
+        outcomes.extend([exc] * (len(calls) - len(outcomes)))
+    finally:
+        if not whole:
+            pgconn.finish()
+    return outcomes
+
+
+def one(conn: Connection, call: Call) -> list[Row]:
+    """The rows of one call; raises its error."""
+    (outcome,) = run(conn, [call])
+    if isinstance(outcome, psycopg.Error):
+        raise outcome
+    return outcome
+
+
+def _exchange(
+    conn: Connection, calls: Sequence[Call], outcomes: list[list[Row] | psycopg.Error]
+) -> Generator[Wait, Ready, None]:
+    """Send all, then read all; resumed when the socket is ready (and at times when it is not)."""
+    pgconn = conn.pgconn
+    prepared = set(conn.prepared)
+    for made, parameters in calls:
+        values = [_encoded(parameters[name]) for name in made.parameters]
+        formats = [Format.BINARY if isinstance(parameters[name], bytes) else Format.TEXT for name in made.parameters]
+        if conn.prepare_threshold is None:  # a pooler may give each transaction another session
+            pgconn.send_query_params(made.query, values, None, formats, Format.BINARY)
+        else:
+            if made.name not in prepared:
+                pgconn.send_prepare(made.name, made.query)
+                prepared.add(made.name)
+            pgconn.send_query_prepared(made.name, values, formats, Format.BINARY)
+        pgconn.pipeline_sync()
+    unsent = pgconn.flush()
+    failure: psycopg.Error | None = None
+    rows: list[Row] = []
+    while True:
+        while not pgconn.is_busy():
+            result = pgconn.get_result()
+            if result is None:
+                if pgconn.status != ConnStatus.OK:
+                    raise psycopg.OperationalError("the connection was lost")
+                continue  # the end of one statement's results
+            made = calls[len(outcomes)].statement
+            if result.status == ExecStatus.PIPELINE_SYNC:
+                outcomes.append(failure or rows)
+                failure, rows = None, []
+                if len(outcomes) == len(calls):
+                    return
+            elif result.status == ExecStatus.TUPLES_OK:
+                rows = [
+                    tuple([_decoded(result.get_value(row, n), read) for n, read in enumerate(made.columns)])
+                    for row in range(result.ntuples)
+                ]
+            elif result.status == ExecStatus.COMMAND_OK:
+                conn.prepared.add(made.name)
+            elif result.status != ExecStatus.PIPELINE_ABORTED:
+                failure = error_from_result(result, encoding="utf-8")
+                if isinstance(failure, psycopg.errors.InvalidSqlStatementName):  # somebody has discarded it
+                    conn.prepared.discard(made.name)
+        ready = yield Wait.RW if unsent else Wait.R
+        if ready & Ready.R:
+            pgconn.consume_input()
+        if unsent and ready:
+            unsent = pgconn.flush()
+
+
+def _encoded(value: Any) -> bytes | None:
+    """A parameter in PostgreSQL's text format; bytes travel as they are."""
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, list):
+        return ("{" + ",".join([_element(item) for item in value]) + "}").encode()
+    return str(value).encode()
+
+
+def _element(item: str | int) -> str:
+    if isinstance(item, int):
+        return str(item)
+    escaped = item.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _decoded(value: bytes | None, read: Column) -> Any:
+    return None if value is None else read(value)
