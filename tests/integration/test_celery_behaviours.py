@@ -13,8 +13,8 @@ from typing import Any
 import kombu
 import psycopg
 import pytest
-from celery import Celery
-from celery.exceptions import TaskRevokedError
+from celery import Celery, chord
+from celery.exceptions import ChordError, TaskRevokedError
 from kombu.exceptions import OperationalError
 
 from pgtruth_transport import db as connections
@@ -60,6 +60,21 @@ def test_a_revoke_by_stamps_before_any_worker_is_up_lasts(
     assert kept.get(timeout=20) == 1
     assert revoked.state == "REVOKED"
     assert runs(conn) == 1
+
+
+def test_a_chord_ends_when_a_member_that_waits_for_a_slot_is_revoked(
+    app: Celery, worker: Start, conn: psycopg.Connection[Any]
+) -> None:
+    worker(concurrency=1)
+    slow, quick = app.signature("tests.apps.basic.sleepy", (5, 1)), app.signature("tests.apps.basic.run", (2,))
+    result = chord([slow, quick], app.signature("tests.apps.basic.total"), app=app).apply_async()
+    blocking, waiting = result.parent.results
+    eventually(lambda: runs(conn, "start", blocking.id) == 1)
+    waiting.revoke()
+    assert isinstance(result.get(timeout=20, propagate=False), ChordError)
+    assert "TaskRevokedError" in str(result.result)
+    assert (blocking.get(timeout=20), waiting.state) == (1, "REVOKED")
+    assert runs(conn, "start", waiting.id) == 0
 
 
 def test_inspect_lists_what_waits_for_its_time(app: Celery, worker: Start) -> None:
