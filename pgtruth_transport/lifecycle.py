@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import psycopg
 
+from . import roundtrip
+from .db import Connection as OwnConnection
 from .db import Database
 from .jobs import Ending, Job, JobRow, Lease, Requeue, Stored
 from .states import Outcome, Status
@@ -82,6 +84,23 @@ def leads_on(row: JobRow) -> bool:
     return not row.body.endswith(SIMPLE)
 
 
+def enqueue_now(
+    conn: OwnConnection, db: Database, row: JobRow, then: roundtrip.Call | None
+) -> tuple[bool, psycopg.Error | None]:
+    """Insert and commit one row, and make the call ``then`` after its commit, in one round trip.
+
+    Returns whether the id is new (or was open), and the error of ``then``, which changes nothing of that.
+    """
+    insert = roundtrip.Call(roundtrip.statement("job_enqueue_one", db.settings.schema, (roundtrip.text,)), _values(row))
+    inserted, *called = roundtrip.run(conn, [insert, then] if then else [insert])
+    if isinstance(inserted, psycopg.Error):
+        raise inserted
+    if not inserted:
+        stand_in(conn, db, [row])
+    failures = [outcome for outcome in called if isinstance(outcome, psycopg.Error)]
+    return bool(inserted), failures[0] if failures else None
+
+
 def signal_failed(conn: Connection, db: Database, ids: Iterable[str]) -> None:
     """``queued`` -> ``enqueue_failed`` for jobs whose signal could not be sent (ADR-002)."""
     conn.execute(db.sql("job_signal_failed"), {"ids": list(ids)})
@@ -102,10 +121,34 @@ class Search(NamedTuple):
 
 def claim(conn: Connection, db: Database, search: Search, count: int, owner: str) -> psycopg.Cursor[Any]:
     """``queued`` -> ``processing`` for at most ``count`` jobs. Returns the cursor; read it with :func:`claimed`."""
-    return conn.execute(
-        db.sql("job_claim"),
-        {**search._asdict(), "count": count, "owner": owner, "lease": db.settings.lease_seconds},
-    )
+    return conn.execute(db.sql("job_claim"), _claim_parameters(db, search, count, owner))
+
+
+def claim_now(conn: OwnConnection, db: Database, search: Search, count: int, owner: str) -> list[Job]:
+    """:func:`claim`, committed by itself: the jobs, in the order to start them."""
+    statement = roundtrip.statement("job_claim", db.settings.schema, _JOB)
+    call = roundtrip.Call(statement, _claim_parameters(db, search, count, owner))
+    return [Job._make(row) for row in roundtrip.one(conn, call)]
+
+
+_JOB = (
+    roundtrip.text,  # id
+    roundtrip.text,  # task
+    roundtrip.text,  # queue
+    roundtrip.integer,  # priority
+    roundtrip.integer,  # lease_version
+    roundtrip.integer,  # retry_count
+    roundtrip.integer,  # max_retries
+    roundtrip.boolean,  # at_most_once
+    roundtrip.text,  # claimed_at
+    roundtrip.binary,  # headers
+    roundtrip.binary,  # properties
+    roundtrip.binary,  # body
+)
+
+
+def _claim_parameters(db: Database, search: Search, count: int, owner: str) -> dict[str, Any]:
+    return {**search._asdict(), "count": count, "owner": owner, "lease": db.settings.lease_seconds}
 
 
 def claimed(cursor: psycopg.Cursor[Any]) -> list[Job]:
