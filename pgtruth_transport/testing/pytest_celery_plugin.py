@@ -16,7 +16,7 @@ from typing import Any
 import docker  # type: ignore[import-untyped]
 import pytest
 import pytest_docker_tools.wrappers.container  # type: ignore[import-untyped]
-from pytest_docker_tools import build, container, fxtr  # type: ignore[import-untyped]
+from pytest_docker_tools import build, container, fxtr
 
 from pgtruth_transport.migrate import migrate
 from pgtruth_transport.settings import Settings
