@@ -27,6 +27,7 @@ from .attempts import Attempt
 from .db import Database, is_lost, is_transient, retrying
 from .foreign import SettledFirst
 from .jobs import Ending, Job, Lease, described
+from .settings import Settings
 from .signals import Signal
 from .states import Outcome, Status
 from .transport import encoding
@@ -248,10 +249,13 @@ def acting_for(app: Any) -> Iterator[None]:
         _acting.reset(token)
 
 
-def acting(url: str) -> Any:
-    """The app to act for: a caller's, the current one, or one that knows no more than the broker's ``url``."""
-    app = _acting.get() or current_app._get_current_object()
-    if is_ours(app.conf):
+def acting(url: str, settings: Settings) -> Any:
+    """The app to act for: a caller's, the current one if it has this broker, or one that knows only its ``url``."""
+    app = _acting.get()
+    if app is not None:
+        return app
+    app = current_app._get_current_object()
+    if is_ours(app.conf) and Settings.from_app(app) == settings:
         return app
     return Celery("pgtruth", broker=url, backend="pgtruth://", set_as_current=False)
 

@@ -285,8 +285,8 @@ class Channel(virtual.Channel):
     def _purge(self, queue: str) -> int:
         from .. import endings
 
-        _, database, signal = self.runtime
-        jobs = endings.purge(endings.acting(client_url(self.connection.client)), database, signal, queue)
+        settings, database, signal = self.runtime
+        jobs = endings.purge(endings.acting(client_url(self.connection.client), settings), database, signal, queue)
         with database.connection() as conn:
             return jobs + messages.purge(conn, database, queue)
 

@@ -72,7 +72,7 @@ def test_one_end_that_the_database_refuses_does_not_hold_up_the_others(
     assert reaper.sweep(app)[:5] == (0, 0, 0, 0, 0)
 
 
-@pytest.mark.parametrize("by", ["control", "queue", "default app"])
+@pytest.mark.parametrize("by", ["control", "queue", "default app", "another app"])
 def test_a_purge_tells_chords_chains_and_whoever_waits(
     app: Celery, conn: Connection, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
@@ -88,6 +88,9 @@ def test_a_purge_tells_chords_chains_and_whoever_waits(
         if by == "control":
             assert app.control.purge() == 5
         else:
+            if by == "another app":  # with another broker, whose chords these are not
+                other = Celery("tests.other", broker="pgtruth://nobody@127.0.0.1:1/none", set_as_current=False)
+                monkeypatch.setattr("celery._state.default_app", other)
             if by == "default app":
                 monkeypatch.setattr("celery._state.default_app", app)
             with app.connection_for_write() as connection:
