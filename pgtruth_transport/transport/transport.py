@@ -180,8 +180,11 @@ class Transport(virtual.Transport):
             self._hear()
 
     def _hear(self) -> None:
+        heard = self.listener.fileno() >= 0
         woken = self.listener.drain()
         self._listen()
+        if heard and self.listener.fileno() < 0 and self.worker is not None:
+            self.worker.check_server()  # before Celery's heartbeat, which would wait for the server in the loop
         if not woken.queues:
             return
         jobs = frozenset() if self.worker is None else woken.queues.intersection(self.worker.queues)
@@ -194,6 +197,8 @@ class Transport(virtual.Transport):
             self.worker.hungry(woken=bool(jobs))
 
     def _poll(self) -> None:
+        if self.worker is not None:
+            self.worker.check_server()
         if self.listener is not None and not self._deaf:
             self._hear()
         self._messages_due = self._jobs_due = True

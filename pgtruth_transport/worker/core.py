@@ -70,6 +70,7 @@ class Worker:
         self._turn_lock = threading.RLock()  # one turn at a time
         self._knowledge: tuple[list[str], list[str], list[str], list[int]] = ([], [], [], [])
         self._strangers = Strangers()
+        self.restored = 0  # jobs given back by a stop, since that was logged
         self.next_due: float | None = None  # seconds, as of the last claim that found nothing
 
     # What the consumer tells.
@@ -189,6 +190,11 @@ class Worker:
                     self.release(held)  # nobody would ever start it, and its lease would be renewed for ever
             raise
         return len(taken)
+
+    def check_server(self) -> None:
+        """Raise a connection error if the server is away or was restarted, which a full worker would learn late."""
+        with self._turn_lock:
+            self.settler.check()
 
     def _forget(self, batch: list[Held]) -> None:
         if not batch:
@@ -416,6 +422,12 @@ class Worker:
             held.attempt.ask_requeue(Requeue(Outcome.RELEASED))
         if not held.closing:
             self.conclude(held)
+
+    def restore(self, held: Held) -> None:
+        """Release a job because this worker stops, or stops consuming."""
+        self.release(held)
+        requeue = held.attempt.requeue
+        self.restored += requeue is not None and requeue.outcome is Outcome.RELEASED
 
     def unstarted(self) -> list[Held]:
         """Held jobs whose body has not started."""

@@ -78,8 +78,8 @@ class LeaseKeeper:
             if worker.runs_in_loop():
                 worker.settle_now()
         if now >= self._touch_at:
-            self._touch_at = now + 2.0
             Entities.of(worker.database).touch(self._connection(), worker.transient_queues())
+            self._touch_at = now + 2.0  # not before: while the database is away every look finds it so
 
     def _renew(self, now: float) -> None:
         worker = self._worker

@@ -26,6 +26,7 @@ from ..transport import encoding
 from . import trace
 from .core import Worker
 from .held import Held
+from .takeback import has_reported
 
 logger = get_logger("celery.worker.strategy")
 
@@ -115,10 +116,15 @@ def request_class(worker: Worker, task: Any, consumer: Any) -> type[Any]:
                 if not self.held.attempt.has_outcome:
                     self.held.attempt.end(attempts.failed(reason, state="REVOKED"))
 
+        def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
+            """Not where the body has ended while the loop slept, as in a soft shutdown: its report is read next."""
+            if not (self.time_start and has_reported(pool, self.worker_pid)):
+                super().cancel(pool, signal, emit_retry)
+
         def _announce_cancelled(self, emit_retry: bool = True) -> None:
             with self._closing():
                 super()._announce_cancelled(emit_retry)
-                worker.release(self.held)
+                worker.restore(self.held)
 
         @contextmanager
         def _closing(self) -> Iterator[None]:

@@ -266,6 +266,16 @@ class Settler:
             self.close()
             raise psycopg.OperationalError("PostgreSQL was restarted")
 
+    def check(self) -> None:
+        """Connect anew if the server has closed the connection: is it away or restarted, that raises."""
+        if self._conn is None:
+            return
+        try:
+            self._conn.pgconn.consume_input()  # does not wait
+        except psycopg.OperationalError:
+            self.close()
+            self._connection()
+
     def close(self) -> None:
         """Close the connection; the next run opens another."""
         conn, self._conn = self._conn, None

@@ -95,7 +95,11 @@ class PgTruthStep(bootsteps.StartStopStep):
 
     def _release(self, worker: Worker, held: list[Held]) -> None:
         for item in held:
-            worker.release(item)
+            worker.restore(item)
+        if worker.restored:
+            # the words of kombu's other transports
+            logger.info("Restoring %d unacknowledged message(s)", worker.restored)
+            worker.restored = 0
         try:
             worker.settle_now()
         except CONNECTION_ERRORS as exc:

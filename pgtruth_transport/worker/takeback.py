@@ -63,18 +63,28 @@ def was_dropped(held: Held) -> bool:
     return True
 
 
+def has_reported(pool: Any, pid: int | None) -> bool:
+    """Whether pool child ``pid`` has sent something that nobody has read yet: of a body that runs, how it has ended."""
+    children = getattr(getattr(pool, "_pool", None), "_pool", None) or ()
+    for child in children:
+        if child.pid == pid:
+            reader = getattr(getattr(child, "outq", None), "_reader", None)
+            return reader is not None and not reader.closed and bool(reader.poll(0))
+    return False
+
+
 def keep_sent(pool: Any, held: Callable[[], Iterable[Held]]) -> None:
     """Have the pool go on listening for what its children were sent, when Celery stops consuming and empties it.
 
     Celery's flush forgets what no child has confirmed yet, because other brokers deliver that again. Here it is held,
     and a child may be running it: nobody would hear how it ends.
     """
-    flush = pool.flush
-    if not hasattr(pool._pool, "outbound_buffer") or hasattr(flush, "keeps_sent"):
+    flush, children = pool.flush, pool._pool
+    if not hasattr(children, "outbound_buffer") or hasattr(flush, "keeps_sent"):
         return
 
     def keeping() -> None:
-        for back in pool._pool.outbound_buffer:
+        for back in children.outbound_buffer:  # not the pool's own name for it: a cold shutdown has stopped that
             back._write_to = None  # put back when its child left: no child has it, and the flush forgets it
         for item in held():
             sent: Any = item.request.sent if item.request is not None else None

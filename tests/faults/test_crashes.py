@@ -213,6 +213,23 @@ def test_cold_shutdown_releases_late_ack_jobs_at_once(worker: Start, database_ur
     first.wait()
     row = job(conn, job_id)
     assert (row["status"], row["retry_count"], row["owned_by"]) == ("queued", 0, None)
+    assert "Restoring 1 unacknowledged message(s)" in first.output
+    assert "Traceback" not in first.output
+
+
+def test_what_ends_within_a_soft_shutdown_is_done(worker: Start, database_url: str, conn: Conn) -> None:
+    """The loop sleeps meanwhile: what the pool has reported by then is read before the rest is cancelled."""
+    first = worker(name="w1", conf={"worker_soft_shutdown_timeout": 4})
+    app = client(database_url)
+    short, long = send(app, "sleepy", 1), send(app, "sleepy", 60)
+    eventually(lambda: runs(conn, "start", short) == runs(conn, "start", long) == 1)
+    first.sigquit()
+    first.wait()
+    assert job(conn, short)["status"] == "done"
+    row = job(conn, long)
+    assert (row["status"], row["retry_count"], row["owned_by"]) == ("queued", 0, None)
+    assert "Restoring 1 unacknowledged message(s)" in first.output
+    assert "Traceback" not in first.output
 
 
 def test_a_task_that_no_worker_knows_waits_for_one_that_does(worker: Start, database_url: str, conn: Conn) -> None:
