@@ -43,6 +43,8 @@ _OUT_OF_REACH: Final = frozenset({"08", "25", "53", "57"})
 MAX_IDLE: Final = 4
 #: Seconds for which a process that is stopping does not ask a silent server again.
 GIVEN_UP: Final = 10.0
+#: Seconds for which a silence from before the stop counts as one of the stop.
+JUST_SILENT: Final = 3.0
 _ATTEMPTS: Final = 5
 #: Seconds for which a server that did not answer in time is not asked again: longer than Celery retries a publish.
 _SILENCE: Final = 2.0
@@ -109,6 +111,7 @@ class Database:
         self._idle: list[Connection] = []
         self._silent_until, self._silence = 0.0, ""  # monotonic time; what was said
         self._leaving = False
+        self._silent_at = float("-inf")
         self._ask_again_at = 0.0
 
     @classmethod
@@ -126,7 +129,7 @@ class Database:
 
         ``patience`` bounds the wait for each answer. What a body leaves broken, or inside a transaction, is closed.
         """
-        self._refuse_in_vain()
+        self.refuse_in_vain()
         connection = self._take() or self._connect(self.settings.application_name)
         connection.patience = patience
         reusable = True
@@ -170,14 +173,23 @@ class Database:
 
     def leave(self) -> None:
         """This process is stopping: a server that has kept silent once is not waited for by everybody who leaves."""
-        self._leaving = True
+        if not self._leaving:
+            self._leaving = True
+            self._ask_again_at = self._silent_at + JUST_SILENT
+
+    @property
+    def given_up(self) -> bool:
+        """Whether this process is stopping and the server has just kept silent."""
+        return time.monotonic() < self._ask_again_at
 
     def _silent(self) -> None:
+        self._silent_at = time.monotonic()
         if self._leaving:
-            self._ask_again_at = time.monotonic() + GIVEN_UP
+            self._ask_again_at = self._silent_at + GIVEN_UP
 
-    def _refuse_in_vain(self) -> None:
-        if time.monotonic() < self._ask_again_at:
+    def refuse_in_vain(self) -> None:
+        """Raise a connection error instead of asking a server that has been given up."""
+        if self.given_up:
             raise psycopg.OperationalError("PostgreSQL did not answer, and this process is stopping")
 
     def close(self) -> None:
@@ -224,7 +236,7 @@ class Database:
         self._idle = []
 
     def _connect(self, application_name: str, *, listen: bool = False) -> Connection:
-        self._refuse_in_vain()
+        self.refuse_in_vain()
         settings = self.settings
         conninfo = parse_url(settings.listen_url) if listen and settings.listen_url else settings.conninfo
         timeout = settings.connect_timeout

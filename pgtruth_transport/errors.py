@@ -15,6 +15,10 @@ class SchemaError(PgTruthError, RuntimeError):
     """The database's schema is missing, older or newer than this package; the message names the command to run."""
 
 
+class Stopping(PgTruthError):
+    """This process is stopping and the server does not answer: trying until it does would keep it from ending."""
+
+
 class RefusedMessage(PgTruthError, ValueError):
     """A message cannot be stored (for instance a NUL byte in a queue name): nothing was written."""
 

@@ -24,6 +24,7 @@ from kombu.transport.base import Transport as BaseTransport
 
 from .. import lifecycle
 from ..db import CONNECTION_ERRORS
+from ..errors import Stopping
 from ..jobs import Job
 from ..migrate import ensure_present
 from ..runtime import runtime
@@ -89,6 +90,9 @@ class Transport(virtual.Transport):
     # Connecting.
 
     def establish_connection(self) -> Transport:
+        if self.runtime.database.given_up:
+            # no connection error: Celery's heartbeat, which the end of a green worker waits for, would try for ever
+            raise Stopping("PostgreSQL did not answer, and this process is stopping")
         ensure_present(self.settings)
         with self.runtime.database.asking():
             pass  # reachable; raises the database's error at once where it is not

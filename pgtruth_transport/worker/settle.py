@@ -252,6 +252,7 @@ class Settler:
                 counters.add(conn, self._db, counts)
 
     def _connection(self) -> Connection:
+        self._db.refuse_in_vain()
         if self._conn is None or self._conn.closed:
             self._conn = self._db.open("work")
             self._conn.patience = self._db.settings.connect_timeout  # then Celery reconnects

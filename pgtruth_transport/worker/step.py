@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from celery import bootsteps
 from celery.exceptions import WorkerShutdown
 from celery.utils.log import get_logger
 from celery.worker.consumer import Gossip, Mingle
+from kombu.utils import functional as kombu_functional
 
 from ..db import CONNECTION_ERRORS
 from ..errors import SchemaError
@@ -46,6 +48,8 @@ class PgTruthStep(bootsteps.StartStopStep):
         self.duties: list[keeper.Duty] = []
         if not self.enabled:
             return
+        # Celery imports kombu before it patches ``time`` for a green pool: kombu's waits would stop every greenlet
+        kombu_functional.sleep = time.sleep
         settings = Settings.from_app(c.app, read=True)
         trace.set_settings(settings)
         c.pgtruth = Worker(c.app, c, settings, *runtime(settings)[1:])

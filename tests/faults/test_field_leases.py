@@ -271,7 +271,7 @@ def test_l11_ownership_outlives_the_sessions(worker: Start, database_url: str, c
 STOPS_WITHIN = 15
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent"])
 def test_l12_a_worker_stops_although_the_database_does_not_answer(
     worker: Start, database_url: str, conn: Conn, pool: str
 ) -> None:
