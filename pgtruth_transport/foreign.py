@@ -1,8 +1,8 @@
 """A result backend that is not ours (Redis, django-db, …), told only what the database has accepted.
 
 Promises: the truth is settled first, in the pool child, by the same fenced finish; only then is the foreign backend
-told. A stale attempt's result is never stored there. A crash between the two leaves the truth right and the foreign
-result missing.
+told. A stale attempt's result is never stored there. A crash between the two leaves the truth right, and the foreign
+result, errbacks and chord count missing: the row does not note who has been told, so no sweep can make up for it.
 """
 
 from __future__ import annotations
