@@ -29,6 +29,7 @@ from kombu.exceptions import OperationalError
 
 from pgtruth_transport import migrate
 from pgtruth_transport.db import CONNECTION_ERRORS, Connection
+from pgtruth_transport.errors import SchemaError
 from pgtruth_transport.runtime import runtime
 from pgtruth_transport.settings import Settings
 from pgtruth_transport.transactions import in_transaction
@@ -45,6 +46,7 @@ PATIENCE: Final = 20.0
 KEEP, TIDY, TIDY_BATCH = 86_400.0, 60.0, 1000
 _OUTAGE: Final = (*CONNECTION_ERRORS, OperationalError)
 _CLOCK_SET_BACK: Final = timedelta(minutes=1)
+_EX_CONFIG: Final = 78  # sysexits.h: something is configured wrongly
 
 
 class Tick(NamedTuple):
@@ -116,6 +118,7 @@ class PgTruthScheduler(Scheduler):
         self._held: dict[str, float] = {}  # entry -> when (monotonic) to try it again
         self._away = False
         self._checked = False  # the schema's revision
+        self._misfit = False  # it is not this package's
         self._tidied = float("-inf")
         super().__init__(app, *args, **kwargs)
 
@@ -135,6 +138,10 @@ class PgTruthScheduler(Scheduler):
                 logger.error("beat: the database is away, trying again every %g s: %s", RETRY, exc)
             self._away = True
             return RETRY
+        except SchemaError as exc:
+            logger.critical("beat: %s", exc)
+            self._misfit = True
+            raise SystemExit(_EX_CONFIG) from None
         if self._away:
             logger.warning("beat: the database is back")
         self._away = False
@@ -145,6 +152,8 @@ class PgTruthScheduler(Scheduler):
             super().close()
         finally:
             self._drop_connection()
+        if self._misfit:
+            raise SystemExit(_EX_CONFIG)  # once more: Celery takes the first for a wish to stop, and exits with 0
 
     @property
     def info(self) -> str:

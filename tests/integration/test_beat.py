@@ -19,9 +19,11 @@ from celery import Celery
 from celery.schedules import BaseSchedule, crontab, schedule
 
 from pgtruth_transport.beat import PgTruthScheduler, job_id_of, tick_of
-from pgtruth_transport.errors import SchemaError, SettingsError
+from pgtruth_transport.errors import SettingsError
+from pgtruth_transport.migrate import migrate
+from pgtruth_transport.settings import Settings
 from pgtruth_transport.testing.processes import ServerProcess
-from pgtruth_transport.testing.servers import EmbeddedPostgres
+from pgtruth_transport.testing.servers import EmbeddedPostgres, PostgresServer
 from pgtruth_transport.urls import parse_url
 from tests.support import ROOT, app_environment, eventually
 
@@ -295,10 +297,35 @@ def test_old_ticks_are_deleted(scheduler: Callable[..., PgTruthScheduler], conn:
     assert conn.execute("SELECT count(*) FROM pgtruth.beat_ticks").fetchone() == (0,)
 
 
-def test_a_missing_schema_or_another_broker_is_said(empty_database_url: str) -> None:
-    app = Celery("test_beat", broker=empty_database_url, set_as_current=False)
-    app.conf.beat_schedule = {"entry": {"task": "noop", "schedule": 60.0}}
-    with closing(PgTruthScheduler(app)) as beat, pytest.raises(SchemaError, match="migrate"):
-        beat.tick()
+@pytest.mark.parametrize(
+    ("version", "advice"),
+    [
+        (None, "there is no schema 'pgtruth' in pgtruth://postgres:**@"),
+        ("0001_core", "older than this package"),
+        ("9999_future", "pip install --upgrade pgtruth-transport"),
+    ],
+)
+def test_a_wrong_schema_is_one_line_that_says_what_to_do(
+    pg_server: PostgresServer, empty_database_url: str, tmp_path: Path, version: str | None, advice: str
+) -> None:
+    if version is not None:
+        migrate(Settings.make(empty_database_url))
+        with psycopg.connect(parse_url(empty_database_url), autocommit=True) as conn:
+            conn.execute("UPDATE pgtruth.alembic_version SET version_num = %s", (version,))
+    beats = Beats(empty_database_url, tmp_path)
+    try:
+        beat = beats.start()
+        assert beat.wait(20) == 78
+    finally:
+        beats.stop()
+    log = (tmp_path / "beat-1.log").read_text()
+    (said,) = [line for line in log.splitlines() if "CRITICAL" in line]
+    assert advice in said
+    assert ("celery -A app pgtruth migrate" in said) is (version != "9999_future")
+    assert "Traceback" not in log
+    assert log.endswith(said + "\n")
+
+
+def test_another_broker_is_said() -> None:
     with pytest.raises(SettingsError, match="pgtruth://"):
         PgTruthScheduler(Celery("other", broker="memory://", set_as_current=False))
