@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kombu.exceptions import ChannelError
@@ -17,6 +18,7 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.uuid import uuid
 
 from .. import attempts, lifecycle, publish
+from ..db import CONNECTION_ERRORS
 from ..jobs import Lease, Requeue
 from ..signals import SignalError
 from ..states import Outcome
@@ -145,7 +147,8 @@ class Channel(virtual.Channel):
             self.no_ack.pop(queue, None)
             if queue in self._transient:
                 self._transient.discard(queue)
-                self._delete(queue)
+                with suppress(*CONNECTION_ERRORS):  # a consumer can be cancelled without a server: the queue expires
+                    self._delete(queue)
         if self.connection is not None:
             self.connection.consumers_changed()
 

@@ -267,6 +267,11 @@ class Settler:
             self.close()
             raise psycopg.OperationalError("PostgreSQL was restarted")
 
+    def begin_anew(self) -> None:
+        """Celery has connected: whatever server there is now, it is no news."""
+        self.close()
+        self._server_started = None
+
     def check(self) -> None:
         """Connect anew if the server has closed the connection: is it away or restarted, that raises."""
         if self._conn is None:

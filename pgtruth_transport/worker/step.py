@@ -63,7 +63,7 @@ class PgTruthStep(bootsteps.StartStopStep):
 
     def start(self, c: Any) -> None:
         worker: Worker = c.pgtruth
-        worker.settler.close()  # after a lost connection: begin with a fresh one
+        worker.settler.begin_anew()
         if self.duties:
             worker.disown()
         worker.learn_tasks()

@@ -123,7 +123,9 @@ def test_purge_returns_a_count_then_none(app: Celery) -> None:
     assert app.control.purge() == 0
 
 
-def test_a_worker_whose_database_restarts_says_so_and_works_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_worker_whose_database_restarts_says_so_and_works_on(tmp_path: Path, busy: bool) -> None:
+    """One that has no slot free as well; and a queue whose consumer was cancelled stays cancelled."""
     with EmbeddedPostgres() as server:
         name = f"restart_{secrets.token_hex(4)}"
         server.create_database(name)
@@ -132,15 +134,23 @@ def test_a_worker_whose_database_restarts_says_so_and_works_on(tmp_path: Path) -
         with psycopg.connect(parse_url(url), autocommit=True) as conn:
             conn.execute(support.RUNS_TABLE)
         client = Celery("client", broker=url, backend=url, set_as_current=False)
-        process = WorkerProcess(url, tmp_path / "worker.log", result=url)
+        process = WorkerProcess(url, tmp_path / "worker.log", result=url, concurrency=1, args=["-Q", "celery,other"])
+        inspect = client.control.inspect(timeout=5, limit=1)
         try:
             process.wait_ready()
             assert queued(client).get(timeout=20) == 1
+            client.control.cancel_consumer("other", reply=True, timeout=5, limit=1)
+            first = queued(client, "sleepy", args=(5, 1)) if busy else queued(client)
+            with psycopg.connect(parse_url(url), autocommit=True) as conn:
+                eventually(lambda: runs(conn, "start", first.id) == 1)
             server.restart()
             process.wait_output("Connection to broker lost", timeout=20)
             process.wait_output("Connected to", timeout=30, times=2)
             connections.close_all()
-            assert queued(client).get(timeout=30) == 1
+            assert "Traceback" not in process.output
+            assert [first.get(timeout=30), queued(client).get(timeout=30)] == [1, 1]
+            (active,) = inspect.active_queues().values()
+            assert [queue["name"] for queue in active] == ["celery"]
         finally:
             process.stop()
             client.close()
