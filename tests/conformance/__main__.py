@@ -1,7 +1,10 @@
-"""Run the suites: ``python -m tests.conformance [--suite celery|kombu] [--mode notify|redis|control] [file …] [-- …]``.
+"""Run the suites: ``python -m tests.conformance [--suite celery|kombu|smoke] [--mode …] [file …] [-- …]``.
 
-Each file runs in its own process, against a fresh database of an embedded server; ``--mode control`` runs Celery's
-files on ``redis://`` instead, to compare. What stands after ``--`` goes to pytest. The exit code is 1 if a test failed.
+``celery`` and ``kombu`` are their ``t/integration``; ``smoke`` is Celery's ``t/smoke``, which takes an hour and so has
+to be named. Each file runs in its own process, against a fresh database of an embedded server; each test of ``smoke``
+starts servers and workers of its own, as local processes. ``--mode`` is ``notify`` or ``redis``, both without any, or
+``control``, which runs Celery's files on ``redis://`` instead, to compare. What stands after ``--`` goes to pytest. The
+exit code is 1 if a test failed.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from pgtruth_transport.testing.servers import postgres_server, redis_server
 from . import sources
 from .report import Report
 from .running import MODES, Bench, exceptions
+from .suites import SUITES
 
 
 def main(arguments: list[str]) -> int:
@@ -29,12 +33,12 @@ def main(arguments: list[str]) -> int:
         archives.mkdir(parents=True, exist_ok=True)
         with postgres_server() as postgres, redis_server() as own, redis_server() as waking:
             bench = Bench(Path(scratch), postgres, own, waking, options.timeout, extra)
-            for suite in options.suite:
-                root = sources.unpacked(suite, archives, Path(scratch))
+            for suite in (SUITES[name] for name in options.suite):
+                root = sources.unpacked(suite.project, archives, Path(scratch))
                 for mode in options.mode:
                     for file in bench.files(suite, root, options.files):
-                        print(f"== {suite} {mode} {file}", flush=True)
-                        report.add(suite, mode, file, bench.run(suite, root, mode, file))
+                        print(f"== {suite.name} {mode} {file}", flush=True)
+                        report.add(suite.name, mode, file, bench.run(suite, root, mode, file))
     print(report.text())
     print("\nExceptions:")
     for suite in options.suite:
@@ -46,11 +50,11 @@ def main(arguments: list[str]) -> int:
 def _parsed(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     at = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__)
-    parser.add_argument("--suite", action="append", choices=("celery", "kombu"))
+    parser.add_argument("--suite", action="append", choices=tuple(SUITES))
     parser.add_argument("--mode", action="append", choices=MODES)
     parser.add_argument("--timeout", type=float, default=300, help="seconds for one test")
     parser.add_argument("--archives", help="a folder that keeps the source archives for the next run")
-    parser.add_argument("files", nargs="*", help="files of t/integration; all that concern us without any")
+    parser.add_argument("files", nargs="*", help="files of the suite's folder; all that concern us without any")
     options = parser.parse_args(arguments[:at])
     options.suite = options.suite or ["celery", "kombu"]
     options.mode = options.mode or ["notify", "redis"]

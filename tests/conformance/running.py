@@ -23,6 +23,7 @@ from pgtruth_transport.settings import Settings
 from pgtruth_transport.testing.servers import PostgresServer, RedisServer
 
 from .report import Outcome, read
+from .suites import Suite
 
 HERE: Final = Path(__file__).parent
 MODES: Final = ("notify", "redis", "control")
@@ -52,16 +53,17 @@ class Bench:
         self._scratch, self._postgres, self._own, self._signals = scratch, postgres, own, signals
         self._timeout, self._extra = timeout, extra
 
-    def files(self, suite: str, root: Path, wanted: Iterable[str]) -> list[str]:
+    def files(self, suite: Suite, root: Path, wanted: Iterable[str]) -> list[str]:
         """The files to run: those that are named, else every one."""
-        if suite == "kombu":
-            shutil.copyfile(HERE / "kombu_classes.py", root / "t" / "integration" / OURS)
+        folder = root / suite.folder
+        if suite.name == "kombu":
+            shutil.copyfile(HERE / "kombu_classes.py", folder / OURS)
             return [OURS]
-        left_out = {test.rstrip("*") for test in exceptions(suite) if test.endswith(".py*")}
-        every = sorted(path.name for path in (root / "t" / "integration").glob("test_*.py"))
-        return list(wanted) or [file for file in every if file not in left_out]
+        left_out = {test.rstrip("*") for test in exceptions(suite.name) if test.endswith(".py*")}
+        every = sorted(folder.rglob("test_*.py"))
+        return list(wanted) or [str(path.relative_to(folder)) for path in every if path.name not in left_out]
 
-    def run(self, suite: str, root: Path, mode: str, file: str) -> Outcome:
+    def run(self, suite: Suite, root: Path, mode: str, file: str) -> Outcome:
         """Run one file; a file that does not end in time is ended, and counts as one error."""
         database = f"conformance_{secrets.token_hex(4)}"
         self._postgres.create_database(database)
@@ -79,7 +81,7 @@ class Bench:
             self._postgres.drop_database(database)
         return read(xml)
 
-    def _environment(self, suite: str, root: Path, mode: str, url: str) -> dict[str, str]:
+    def _environment(self, suite: Suite, root: Path, mode: str, url: str) -> dict[str, str]:
         own = urlsplit(self._own.url)
         signal_url = self._signals.url if mode == "redis" else ""
         overrides = {"broker_transport_options": {"signal_url": signal_url}} if signal_url else {}
@@ -95,17 +97,20 @@ class Bench:
             "REDIS_HOST": own.hostname or "localhost",
             "REDIS_PORT": str(own.port),
             "PGTRUTH_CONFORMANCE_TIMEOUT": str(self._timeout),
-            "PGTRUTH_CONFORMANCE_EXCEPTIONS": "{}" if control else json.dumps(exceptions(suite)),
+            "PGTRUTH_CONFORMANCE_EXCEPTIONS": "{}" if control else json.dumps(exceptions(suite.name)),
+            "PGTRUTH_CONFORMANCE_CONTROL": "1" if control else "",
+            "PGTRUTH_TEST_CONTAINERS": "local",
+            "PYTEST_PLUGINS": ",".join(suite.plugins),
         }
 
-    def _pytest(self, suite: str, root: Path, file: str, xml: Path, environment: dict[str, str]) -> None:
-        command = [sys.executable, "-m", "pytest", f"t/integration/{file}", "-p", "tests.conformance.plugin"]
+    def _pytest(self, suite: Suite, root: Path, file: str, xml: Path, environment: dict[str, str]) -> None:
+        command = [sys.executable, "-m", "pytest", f"{suite.folder}/{file}", "-p", "tests.conformance.plugin"]
         command += ["-p", "no:cacheprovider", f"--junitxml={xml}", "-ra", "--tb=short", "--disable-warnings"]
         process = subprocess.Popen([*command, *self._extra], cwd=root, env=environment, start_new_session=True)
         try:
             process.wait(FILE_LIMIT)
         except subprocess.TimeoutExpired:
-            print(f"{suite} {file}: ended after {FILE_LIMIT} s", flush=True)
+            print(f"{suite.name} {file}: ended after {FILE_LIMIT} s", flush=True)
         finally:
             _end_group(process)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def unpacked(project: str, archives: Path, target: Path) -> Path:
-    """The suite of ``project`` (``celery`` or ``kombu``) under ``target``; fetched unless ``archives`` has it."""
+    """The tests of ``project`` (``celery`` or ``kombu``) under ``target``; fetched unless ``archives`` has them."""
     number = version(project)
     archive = archives / f"{project}-{number}.tar.gz"
     if not archive.exists():
