@@ -19,6 +19,7 @@ from celery.exceptions import ChordError
 from celery.result import AsyncResult, GroupResult
 from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
+from kombu.utils.uuid import uuid
 
 from . import attempts, lifecycle
 from .attempts import Attempt
@@ -106,14 +107,21 @@ def _finish(conn: psycopg.Connection[Any], db: Database, app: Any, last: ChordPa
             callback.delay(results)
         except ChordError as exc:
             logger.error("chord %s: %s", chord_id, exc)
-            app.backend.chord_error_from_stack(callback, exc=exc)
+            _fail(app, callback, exc)
         except (OperationalError, *CONNECTION_ERRORS):  # for the caller to try again, not the body's failure
             raise
         except Exception as exc:
             logger.exception("chord %s: its body cannot be published", chord_id)
             collected.rows.clear()
-            app.backend.chord_error_from_stack(callback, exc=ChordError(f"Callback error: {exc!r}"))
+            _fail(app, callback, ChordError(f"Callback error: {exc!r}"))
     return collected
+
+
+def _fail(app: Any, body: Any, exc: ChordError) -> None:
+    """Store the error of the body that will not run. A chain has no id, and Celery before 5.6 gives it none here."""
+    if not body.id:
+        body.options["task_id"] = uuid()
+    app.backend.chord_error_from_stack(body, exc=exc)
 
 
 @contextmanager

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+from rich.console import Console
 
 from pgtruth_transport import migrate
 from pgtruth_transport.db import CONNECTION_ERRORS, Database
@@ -19,7 +20,13 @@ from . import tables
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
-class Span(click.ParamType[float]):
+if TYPE_CHECKING:
+    _FloatType = click.ParamType[float]
+else:
+    _FloatType = click.ParamType  # no generic class in the oldest Click that Celery accepts
+
+
+class Span(_FloatType):
     """A length of time: ``30s``, ``10m``, ``2h``, ``1d``; a bare number is seconds."""
 
     name = "time"
@@ -56,5 +63,9 @@ def truth(ctx: click.Context) -> Iterator[Database]:
         ) from None
 
 
+def terminal(ctx: click.Context) -> Console:
+    return tables.console(getattr(ctx.obj, "no_color", False))
+
+
 def say(ctx: click.Context, renderable: Any) -> None:
-    tables.console(getattr(ctx.obj, "no_color", False)).print(renderable)
+    terminal(ctx).print(renderable)

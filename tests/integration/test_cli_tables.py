@@ -65,9 +65,31 @@ def test_a_list_fits_80_columns_and_never_cuts_an_id(app: Celery, conn: Conn) ->
     output = run(app, "jobs").output
     assert all(job_id in output for job_id in ids)
     assert max(map(len, output.splitlines())) <= 80
-    assert output.splitlines()[1].startswith(f"{ids[0]}  failed")  # the one that changed last
+    assert output.splitlines()[1].split()[:2] == [ids[0], "failed"]  # the one that changed last
     assert "celery@" not in output
     assert "QUEUE" in run(app, "jobs", columns=120).output
+
+
+@pytest.mark.parametrize("columns", [80, 90, 99, 100, 110, 120, 200])
+def test_no_header_and_no_id_is_cut_at_any_width(app: Celery, conn: Conn, columns: int) -> None:
+    ids = publish(app, 2)
+    end(conn, ids[0])
+    header, *lines = run(app, "jobs", columns=columns).output.splitlines()
+    assert header.split() == ["ID", "STATUS", "TASK", *(["QUEUE", "WORKER"] * (columns >= 100)), "RETRIES", "AGE"]
+    assert {line.split()[0] for line in lines} == set(ids)
+    assert all(line.split()[-2] in ("0", "1") for line in lines)  # the retries
+    attempts = run(app, "job", ids[0], columns=columns).output.partition("\n\n")[2]
+    assert attempts.splitlines()[0].split() == ["LEASE", "OUTCOME", "WORKER", "TOOK", "ENDED", "ERROR"]
+    assert "lease_expired" in attempts
+    assert all(len(line) <= columns for line in (header, *lines, *attempts.splitlines()))
+
+
+def test_the_error_of_a_job_that_goes_on_is_called_the_latest_failure(app: Celery, conn: Conn) -> None:
+    waiting, ended = publish(app, 2)
+    conn.execute("UPDATE pgtruth.jobs SET error = 'ConnectionError: gone' WHERE id = %s", (waiting,))
+    end(conn, ended)
+    assert "latest failure  ConnectionError: gone" in run(app, "job", waiting).output
+    assert "\nerror  " in run(app, "job", ended).output
 
 
 def test_a_list_is_filtered(app: Celery, conn: Conn) -> None:

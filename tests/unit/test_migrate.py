@@ -14,6 +14,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy.dialects.postgresql.base import PGDialect
 
 from pgtruth_transport import migrate as module
 from pgtruth_transport.errors import SchemaError
@@ -25,7 +26,11 @@ from tests.support import ROOT
 
 
 @pytest.mark.parametrize("schema", ["pgtruth", "other_1"])
-def test_migrations_and_metadata_are_equal(empty_database_url: str, schema: str) -> None:
+def test_migrations_and_metadata_are_equal(
+    empty_database_url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Older releases of SQLAlchemy 2.0 take a schema `pgtruth` for one of PostgreSQL's own (LIKE 'pg_%').
+    monkeypatch.setattr(PGDialect, "get_schema_names", lambda *_, **__: ["public", schema])
     settings = Settings.make(empty_database_url, {"schema": schema})
     assert migrate(settings)
     engine = sa.create_engine(
