@@ -1,8 +1,9 @@
-"""The pytest-celery components, used as another project would: in its own folder, by one line in its conftest."""
+"""The pytest-celery components, used as another project would: in its own folder, as the guide says."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from pgtruth_transport.testing.pytest_celery_plugin import wants_docker
 from tests import support
 
-CONFTEST = 'pytest_plugins = ["pgtruth_transport.testing.pytest_celery_plugin"]\n'
+GUIDE = support.ROOT / "docs" / "how-to" / "test-with-pytest-celery.md"
 TESTS = """
 import signal
 
@@ -56,7 +57,8 @@ def test_a_restarted_server_keeps_its_jobs(celery_setup):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_another_project_tests_its_app_with_our_components(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text(CONFTEST)
+    for name, code in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", GUIDE.read_text(), re.DOTALL):
+        (tmp_path / name).write_text(code)
     (tmp_path / "test_theirs.py").write_text(TESTS)
     command = [
         sys.executable,
@@ -71,7 +73,7 @@ def test_another_project_tests_its_app_with_our_components(tmp_path: Path) -> No
     ]
     env = os.environ | {"PYTHONPATH": str(support.ROOT), "PGTRUTH_TEST_CONTAINERS": "local"}
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=280)
-    assert "4 passed" in done.stdout, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "5 passed" in done.stdout, done.stdout[-6000:] + done.stderr[-2000:]
 
 
 def test_the_switch(monkeypatch: pytest.MonkeyPatch) -> None:
