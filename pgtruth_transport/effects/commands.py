@@ -8,23 +8,25 @@ from __future__ import annotations
 import getpass
 import json
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from datetime import datetime
+from datetime import UTC
 from typing import Any, Final
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from pgtruth_transport.db import Database
 from pgtruth_transport.effects import book, codec, kinds, reconciling
 from pgtruth_transport.effects.errors import EffectError
 from pgtruth_transport.effects.ledger import Ledger
 from pgtruth_transport.effects.states import Applied, EffectState, NotApplied, StillUnknown
+from pgtruth_transport.printing import Column, print_table
 from pgtruth_transport.settings import Settings
 
 STATES: Final = [state.value for state in EffectState]
+#: From this width on, a list shows the job and the latest word as well.
+WIDE: Final = 140
 DECISIONS: Final = [EffectState.APPLIED.value, EffectState.NO_EFFECT.value]
 
 
@@ -63,12 +65,10 @@ def list_(
     if as_json:
         _print_json(asdict(row) for row in rows)
         return
-    table = Table("key", "kind", "state", "age", "calls", "asked", "job", "latest word", box=None)
-    for row in rows:
-        cells = (row.key, row.kind, row.state, _age(row.age), row.calls, row.checks, row.job_id or "-", row.error or "")
-        table.add_row(*(_plain(cell) for cell in cells))
-    _console().print(table)
-    _console().print(f"{len(rows)} effect(s), {' or '.join(wanted)}" + (", more may exist" * (len(rows) == limit)))
+    if rows:
+        _print_list(rows)
+    which = "in any state" if everything else " or ".join(wanted)
+    click.echo(f"{len(rows)} effect(s), {which}" + (", more may exist" * (len(rows) == limit)))
 
 
 @effects.command()
@@ -100,12 +100,9 @@ def show(context: click.Context, key: str, as_json: bool) -> None:
         return
     for name, value in facts.items():
         if value is not None:
-            _console().print(f"{name:>12}  {_plain(value)}", markup=False)
-    table = Table("at", "call", "move", "who", "why", box=None)
-    for move in moves:
-        what = move.to_state if move.from_state != move.to_state else f"({move.to_state})"
-        table.add_row(*(_plain(cell) for cell in (move.at, move.calls, what, move.who, move.why)))
-    _console().print(table)
+            click.echo(f"{name:>12}  {_plain(value)}")
+    click.echo()
+    _print_moves(moves)
 
 
 @effects.command()
@@ -176,15 +173,38 @@ def prune(context: click.Context, older_than: float) -> None:
     click.echo(f"{book.prune(_database(context), older_than * 86_400)} effect(s) deleted")
 
 
-def _console() -> Console:
-    return Console(soft_wrap=True)
+def _print_list(rows: Sequence[book.Listed]) -> None:
+    """A line for each; the key is never cut, because it is what one copies."""
+    console = Console(highlight=False)
+    columns = [Column("KEY"), Column("STATE"), Column("AGE", right=True), Column("CALLS", right=True)]
+    columns += [Column("ASKED", right=True), Column("KIND", least=10)]
+    wide = console.width >= WIDE
+    if wide:
+        columns += [Column("JOB", least=36), Column("LATEST WORD", least=16)]
+    lines = []
+    for row in rows:
+        more = (row.job_id or "-", (row.error or "").partition("\n")[0]) if wide else ()
+        lines.append((row.key, row.state, _age(row.age), str(row.calls), str(row.checks), row.kind, *more))
+    print_table(console, columns, lines)
+
+
+def _print_moves(moves: Sequence[book.Move]) -> None:
+    columns = [Column("AT (UTC)"), Column("CALL", right=True), Column("STATE"), Column("BY", least=12, fold=True)]
+    lines = [
+        (
+            move.at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S"),
+            str(move.calls),
+            move.to_state if move.from_state != move.to_state else f"({move.to_state})",  # noted, nothing moved
+            move.who,
+            move.why,
+        )
+        for move in moves
+    ]
+    print_table(Console(highlight=False), [*columns, Column("WHY", least=16, fold=True)], lines)
 
 
 def _plain(value: object) -> str:
-    """A cell, with markup taken literally."""
-    if isinstance(value, datetime):
-        return value.isoformat(sep=" ", timespec="milliseconds")
-    return (value if isinstance(value, str) else json.dumps(value, default=str)).replace("[", r"\[")
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _print_json(values: Iterable[dict[str, Any]]) -> None:

@@ -17,7 +17,7 @@ from pgtruth_transport.states import TERMINAL, Status
 
 from . import queries, tables
 from .copies import copy_of
-from .opening import Span, as_json, ids_argument, say, truth
+from .opening import Span, as_json, ids_argument, say, terminal, truth
 from .services import exporter, flower, stats
 
 __all__ = ["cancel", "exporter", "flower", "job", "jobs", "reap", "retry", "stats"]
@@ -46,8 +46,7 @@ def jobs(
     if as_json:
         click.echo(tables.to_json(found))
     elif found:
-        console = tables.console(getattr(ctx.obj, "no_color", False))
-        console.print(tables.jobs_table(found, console.width))
+        tables.print_jobs(terminal(ctx), found)
     else:
         click.echo("no jobs match")
 
@@ -69,7 +68,7 @@ def job(ctx: click.Context, job_id: str, as_json: bool) -> None:
     say(ctx, tables.job_table(found))
     if attempts:
         click.echo()
-        say(ctx, tables.attempts_table(attempts))
+        tables.print_attempts(terminal(ctx), attempts)
 
 
 @click.command

@@ -12,6 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pgtruth_transport.printing import Column, print_table
+from pgtruth_transport.states import Status
+
 from .queries import AttemptLine, Count, JobDetail, JobLine
 
 STYLES: Final = {
@@ -75,30 +78,24 @@ def status_text(status: str) -> Text:
     return Text(status, style=STYLES.get(status, ""))
 
 
-def jobs_table(lines: Iterable[JobLine], width: int) -> Table:
+def print_jobs(to: Console, lines: Iterable[JobLine]) -> None:
     """One line per job; the id is never cut, because it is what one copies."""
-    wide = width >= WIDE
-    table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    table.add_column("ID", no_wrap=True, min_width=36)
-    table.add_column("STATUS", no_wrap=True, min_width=10)
-    table.add_column("TASK", no_wrap=True, overflow="ellipsis", ratio=1)
-    if wide:
-        table.add_column("QUEUE", no_wrap=True, overflow="ellipsis", min_width=5, max_width=16)
-        table.add_column("WORKER", no_wrap=True, overflow="ellipsis", min_width=6, max_width=24)
-    table.add_column("RETRIES", no_wrap=True, justify="right")
-    table.add_column("AGE", no_wrap=True, justify="right")
+    wide = to.width >= WIDE
+    more = [Column("QUEUE", least=5), Column("WORKER", least=8)] if wide else []
+    counts = [Column("RETRIES", right=True), Column("AGE", right=True)]
     now = datetime.now(UTC)
-    for line in lines:
-        more = [Text(line.queue), Text(worker_name(line.owned_by))] if wide else []
-        table.add_row(
-            Text(line.id),
+    rows = [
+        (
+            line.id,
             status_text(line.status),
-            Text(line.task),
-            *more,
+            line.task,
+            *((line.queue, worker_name(line.owned_by)) if wide else ()),
             str(line.retry_count),
             age(line.updated_at, now),
         )
-    return table
+        for line in lines
+    ]
+    print_table(to, [Column("ID"), Column("STATUS"), Column("TASK", least=8), *more, *counts], rows)
 
 
 def worker_name(owned_by: str | None) -> str:
@@ -121,7 +118,9 @@ def _shown(job: JobDetail) -> Iterable[tuple[str, Text]]:
         value = getattr(job, field.name)
         if field.name in _PAYLOAD or value is None:
             continue
-        if field.name == "status":
+        if field.name == "error" and job.status != Status.FAILED:
+            yield "latest failure", Text(value)  # of an attempt before: the job has not ended by it
+        elif field.name == "status":
             yield field.name, status_text(value)
         elif isinstance(value, datetime):
             yield field.name, Text(moment(value))
@@ -131,15 +130,27 @@ def _shown(job: JobDetail) -> Iterable[tuple[str, Text]]:
             yield field.name, Text(str(value))
 
 
-def attempts_table(attempts: Iterable[AttemptLine]) -> Table:
-    table = plain_table("LEASE", "OUTCOME", "WORKER", "TOOK", "ENDED", right=("LEASE", "TOOK"))
-    table.add_column("ERROR", overflow="fold", ratio=1)
-    for a in attempts:
-        took = duration((a.ended_at - a.claimed_at).total_seconds())
-        ended = a.ended_at.strftime("%m-%d %H:%M:%S")
-        worker = Text(worker_name(a.owned_by))
-        table.add_row(str(a.lease_version), a.outcome, worker, took, ended, Text((a.error or "").partition("\n")[0]))
-    return table
+def print_attempts(to: Console, attempts: Iterable[AttemptLine]) -> None:
+    rows = [
+        (
+            str(a.lease_version),
+            a.outcome,
+            worker_name(a.owned_by),
+            duration((a.ended_at - a.claimed_at).total_seconds()),
+            a.ended_at.strftime("%m-%d %H:%M:%S"),
+            (a.error or "").partition("\n")[0],
+        )
+        for a in attempts
+    ]
+    columns = [
+        Column("LEASE", right=True),
+        Column("OUTCOME"),
+        Column("WORKER", least=12),
+        Column("TOOK", right=True),
+        Column("ENDED"),
+        Column("ERROR", least=20, fold=True),
+    ]
+    print_table(to, columns, rows)
 
 
 def to_json(value: Any) -> str:

@@ -139,8 +139,9 @@ def cli(database_url: str) -> Iterator[Callable[..., str]]:
     """Run ``celery -A app pgtruth effects …`` in this process."""
     app = Celery("tests", broker=database_url, set_as_current=False)
 
-    def run(*arguments: str, code: int = 0) -> str:
-        done = CliRunner().invoke(commands.effects, arguments, obj=SimpleNamespace(app=app))
+    def run(*arguments: str, code: int = 0, columns: int = 80) -> str:
+        env = {"COLUMNS": str(columns)}
+        done = CliRunner().invoke(commands.effects, arguments, obj=SimpleNamespace(app=app), env=env)
         assert done.exit_code == code, done.output
         return done.output
 
@@ -179,6 +180,25 @@ def test_the_command_line_lists_asks_and_decides(
     assert "ann" in cli("show", "a")
     assert "there is no effect" in cli("show", "nothing", code=1)
     assert "0 effect(s) deleted" in cli("prune", "--older-than", "30", "--yes")
+
+
+def test_the_command_line_cuts_no_key_on_80_columns(
+    conn: psycopg.Connection[Any], settings: Settings, cli: Callable[..., str]
+) -> None:
+    kind = effects.declare("tests.a_kind_with_a_long_name", fields=("n",), reconcile=lambda effect: None, in_flight=0)
+    keys = ["[x]", "charge:3db5d166-15b8-4cae-82ad-f830bfed74f4", "k" * 100]
+    for key in keys:
+        unknown(conn, settings, kind, key, {"n": 1})
+    header, *lines = cli("list").splitlines()
+    assert header.split() == ["KEY", "STATE", "AGE", "CALLS", "ASKED", "KIND"]
+    assert {line.split()[0] for line in lines[:-1]} == set(keys)
+    assert lines[-1] == "3 effect(s), unknown"
+    assert "LATEST WORD" in cli("list", columns=200)
+    assert cli("list", "--all").endswith("3 effect(s), in any state\n")
+    shown = cli("show", keys[0])
+    assert "         key  [x]\n" in shown
+    assert "AT (UTC)" in shown
+    assert all(len(line) <= 80 for line in cli("show", keys[1]).partition("\n\n")[2].splitlines())
 
 
 def test_the_how_to_runs(settings: Settings, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
