@@ -11,14 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 from celery import current_app
+from celery.app.task import Context
 from celery.app.trace import build_tracer, fast_trace_task, trace_task_ret
 from celery.exceptions import Ignore, Reject, Retry
 
 from .. import attempts
 from ..attempts import Attempt, Collected
-from ..jobs import Lease, Requeue, described
+from ..jobs import Ending, Lease, Requeue, described
 from ..settings import Settings
-from ..states import Outcome
+from ..states import Outcome, Status
 
 #: The key under which a request carries its lease into the pool.
 LEASE_KEY = "pgtruth_lease"
@@ -47,6 +48,8 @@ def _trace(
     with attempts.running(attempt):
         failed, value, runtime = tracer(name, uuid, request, *args, **extra)
         _conclude(attempt, failed, value)
+        if failed and isinstance(_raised(value), Reject) and attempt.ending and attempt.ending.status is Status.DONE:
+            _follow_own_success(name, uuid, request, attempt.ending)
     return failed, value, runtime, attempt.collected()
 
 
@@ -91,8 +94,7 @@ def _conclude(attempt: Attempt, failed: int, value: Any) -> None:
     if not failed:
         attempt.end(attempts.ignored())
         return
-    exc = getattr(value, "exception", value)
-    exc = getattr(exc, "exc", exc) if type(exc).__name__ == "ExceptionWithTraceback" else exc
+    exc = _raised(value)
     if isinstance(exc, Reject):
         return  # the main process knows what its message's reject means
     if isinstance(exc, Ignore):
@@ -104,6 +106,30 @@ def _conclude(attempt: Attempt, failed: int, value: Any) -> None:
         attempt.end(attempts.ignored())
     else:
         attempt.end(attempts.failed(described(exc)))
+
+
+def _raised(value: Any) -> Any:
+    """What a failed body has raised, without what billiard wraps it in."""
+    exc = getattr(value, "exception", value)
+    return getattr(exc, "exc", exc) if type(exc).__name__ == "ExceptionWithTraceback" else exc
+
+
+def _follow_own_success(name: str, uuid: str, request: dict[str, Any], ending: Ending) -> None:
+    """A body has stored its own success, and then rejected its message: a stored end is the end, and this follows it.
+
+    Elsewhere the message comes again, and the worker finds the result there.
+    """
+    app = current_app._get_current_object()
+    backend = app.tasks[name].backend
+    value = backend.decode(ending.result)
+    options: dict[str, Any] = {"parent_id": uuid, "root_id": request.get("root_id") or uuid}
+    if app.conf.task_inherit_parent_priority:
+        options["priority"] = (request.get("delivery_info") or {}).get("priority")
+    for callback in request.get("callbacks") or ():
+        app.signature(callback).apply_async((value,), **options)
+    if chain := list(request.get("chain") or ()):
+        app.signature(chain.pop()).apply_async((value,), chain=chain, **options)
+    backend.mark_as_done(uuid, value, Context(request), store_result=False)
 
 
 def mark_body(task: Any) -> None:

@@ -165,6 +165,14 @@ def rejected(self: Task, requeue: bool = False) -> None:
 
 
 @app.task(bind=True)
+def stores_then_rejects(self: Task, value: Any) -> None:
+    """Recorded; stores its own success, and asks to be run again all the same."""
+    with recorded(self):
+        self.backend.store_result(self.request.id, value, "SUCCESS")
+        raise Reject(requeue=True)
+
+
+@app.task(bind=True)
 def publishes(self: Task, count: int, seconds: float = 0) -> list[str]:
     """Recorded; publishes ``count`` jobs from its body, then works on."""
     with recorded(self):

@@ -13,7 +13,7 @@ from typing import Any
 import kombu
 import psycopg
 import pytest
-from celery import Celery, chord
+from celery import Celery, chain, chord
 from celery.exceptions import ChordError, TaskRevokedError
 from kombu.exceptions import OperationalError
 
@@ -75,6 +75,22 @@ def test_a_chord_ends_when_a_member_that_waits_for_a_slot_is_revoked(
     assert "TaskRevokedError" in str(result.result)
     assert (blocking.get(timeout=20), waiting.state) == (1, "REVOKED")
     assert runs(conn, "start", waiting.id) == 0
+
+
+def test_a_success_that_a_body_stores_itself_is_the_end_and_what_follows_runs(
+    app: Celery, worker: Start, conn: psycopg.Connection[Any]
+) -> None:
+    worker()
+    first, echo = app.signature("tests.apps.basic.stores_then_rejects", (7,)), app.signature("tests.apps.basic.echo")
+    linking = first.clone()
+    linking.link(echo.clone().set(task_id="linked"))
+    steps = chain(linking, echo, app=app).apply_async()
+    assert (steps.get(timeout=20), steps.parent.get(timeout=20)) == (7, 7)
+    assert app.AsyncResult("linked").get(timeout=20) == 7
+    assert runs(conn, "start", steps.parent.id) == 1
+    header = [first, app.signature("tests.apps.basic.run", (1,))]
+    result = chord(header, app.signature("tests.apps.basic.total"), app=app).apply_async()
+    assert result.get(timeout=20) == 8
 
 
 def test_inspect_lists_what_waits_for_its_time(app: Celery, worker: Start) -> None:
