@@ -24,12 +24,12 @@ from kombu.utils.encoding import ensure_bytes
 from . import afterwards, attempts, chords, lifecycle, publish
 from .attempts import Attempt
 from .db import CONNECTION_ERRORS, retrying
-from .errors import SettingsError
+from .errors import SettingsError, TransactionError
 from .jobs import ChordPart, Ending, Stored, described, readable
 from .runtime import Runtime, runtime
 from .settings import Settings
 from .states import Outcome, Status
-from .transactions.scope import join
+from .transactions.scope import join, published_inside
 from .transport_names import is_ours
 from .waiting import Interest, Waiting
 
@@ -260,12 +260,15 @@ class PgTruthBackend(BaseBackend):
         **kwargs: Any,
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         """The ends of several jobs, as they come."""
-        for task_id, meta in self._ends(list(task_ids), timeout, on_interval):
+        ids = list(task_ids)
+        self._refuse_uncommitted(ids)
+        for task_id, meta in self._ends(ids, timeout, on_interval):
             if on_message is not None:
                 on_message(meta)
             yield task_id, meta
 
     def wait_for_pending(self, result: Any, timeout: float | None = None, on_message: Any = None, **kwargs: Any) -> Any:
+        self._refuse_uncommitted(_ids_before(result))
         if on_message is None:
             return super().wait_for_pending(result, timeout=timeout, **kwargs)
         callback, propagate = kwargs.pop("callback", None), kwargs.pop("propagate", True)
@@ -273,6 +276,16 @@ class PgTruthBackend(BaseBackend):
             on_message(meta)
             result._maybe_set_cache(meta)
         return result.maybe_throw(propagate=propagate, callback=callback)
+
+    def _refuse_uncommitted(self, ids: Iterable[str]) -> None:
+        """Raise instead of waiting for what cannot begin before the caller's own COMMIT."""
+        published = published_inside(ids)
+        waiting = sorted(published - self._read(published).keys()) if published else []
+        if waiting:
+            raise TransactionError(
+                f"job {waiting[0]} was published in the in_transaction() block around this and is not committed:"
+                " nobody can run it before; leave the block, commit, and wait for the result then"
+            )
 
     def _ends(
         self, ids: list[str], timeout: float | None, on_interval: Callable[[], None] | None
@@ -394,6 +407,15 @@ def _with_errbacks(request: Any, errbacks: list[Any]) -> Any:
     found = copy(request)
     found.errbacks = errbacks
     return found
+
+
+def _ids_before(result: Any) -> Iterator[str]:
+    """The ids of a result and of everything before it in its chain."""
+    while result is not None:
+        yield result.id
+        for child in getattr(result, "results", None) or ():
+            yield from _ids_before(child)
+        result = result.parent
 
 
 def _group_members(chain: Iterable[Any]) -> Iterator[str]:

@@ -33,6 +33,9 @@ exception changes nothing about the transaction: what was published stays part o
 **Threads and tasks.** A block belongs to its context. Other threads and asyncio tasks do not see it; a task that is
 started inside the block joins it as long as the block is open, and publishes at once afterwards.
 
+**Results.** Inside the block nobody can run what it has published: ``get()`` of such a result is refused at once. After
+the block, and before the commit, it would wait until its timeout.
+
 **The job's own end.** ``finish_with(session, result)``, last thing in a task's body, ends the job in the same
 transaction.
 
@@ -100,8 +103,13 @@ async def finish_with_async(target: Any, result: Any = None) -> None:
 
 def _scope_of(target: Any, caller: str) -> Scope:
     if isinstance(target, str):
-        from pgtruth_transport.transactions.on_django import DjangoScope
-
+        try:
+            from pgtruth_transport.transactions.on_django import DjangoScope
+        except ImportError as exc:
+            raise TransactionError(
+                f"{caller}({target!r}): a name is that of a Django connection, and Django is not installed here;"
+                f" it takes {_ALLOWED}"
+            ) from exc
         return DjangoScope(target)
     # A target's library has been imported by whoever made it: nothing is imported here that is not in use.
     if "sqlalchemy" in sys.modules:

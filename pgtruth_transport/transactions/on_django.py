@@ -12,6 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.utils.connection import ConnectionDoesNotExist
 
@@ -32,6 +33,11 @@ class DjangoScope(Scope):
         self._wrapped: Any = None
         try:
             self.connection = connections[alias]
+        except ImproperlyConfigured as exc:
+            raise TransactionError(
+                f"in_transaction({alias!r}): a name is that of a Django connection, and Django has no settings in this"
+                " process; set DJANGO_SETTINGS_MODULE, or give it the connection itself"
+            ) from exc
         except ConnectionDoesNotExist as exc:
             raise TransactionError(
                 f"in_transaction({alias!r}): Django's DATABASES has no such alias, only {', '.join(connections)}"

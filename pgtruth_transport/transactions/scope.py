@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import Token
 from functools import partial
@@ -64,6 +64,7 @@ class Scope:
         self._collected: list[Statement | tuple[Database, JobRow]] = []
         self._written: list[tuple[Database, JobRow]] = []
         self._afterwards: list[Callable[[], None]] = []
+        self.published: set[str] = set()  # the ids of everything that the open block has published
         self.last: tuple[Database, JobRow] | None = None  # what was published last ...
         self.patterns: dict[str, Any] = {}  # ... and what bulk has made of such, by task
 
@@ -107,6 +108,7 @@ class Scope:
             self._publish_around(database, rows)
             return
         self._add(database, [(database, row) for row in rows])
+        self.published.update(row.id for row in rows)
         self.last = (database, rows[-1])
 
     def execute(self, database: Database, name: str, parameters: Mapping[str, Any]) -> None:
@@ -265,6 +267,7 @@ class Scope:
 
     def _close(self) -> None:
         self.open = False
+        self.published.clear()
         if self._outer is not None:
             with suppress(ValueError):  # left in another context than it was entered in: there it has no effect
                 transaction_scope.reset(self._outer)
@@ -280,6 +283,15 @@ def join(database: Database, name: str, parameters: Mapping[str, Any]) -> bool:
         return False
     scope.execute(database, name, parameters)
     return True
+
+
+def published_inside(ids: Iterable[str]) -> set[str]:
+    """Those of ``ids`` that the blocks which this context is in have published."""
+    scope, found, asked = transaction_scope.get(), set[str](), set(ids)
+    while isinstance(scope, Scope):
+        found |= asked & scope.published
+        scope = scope._around
+    return found
 
 
 def wake_committed(database: Database, rows: Sequence[JobRow]) -> None:
