@@ -26,7 +26,7 @@ from ..transport import encoding
 from . import trace
 from .core import Worker
 from .held import Held
-from .takeback import has_reported
+from .takeback import forget_limits, has_reported
 
 logger = get_logger("celery.worker.strategy")
 
@@ -118,7 +118,9 @@ def request_class(worker: Worker, task: Any, consumer: Any) -> type[Any]:
 
         def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
             """Not where the body has ended while the loop slept, as in a soft shutdown: its report is read next."""
-            if not (self.time_start and has_reported(pool, self.worker_pid)):
+            if self.time_start and has_reported(pool, self.worker_pid):
+                forget_limits(pool, self._apply_result and self._apply_result())
+            else:
                 super().cancel(pool, signal, emit_retry)
 
         def _announce_cancelled(self, emit_retry: bool = True) -> None:

@@ -73,6 +73,16 @@ def has_reported(pool: Any, pid: int | None) -> bool:
     return False
 
 
+def forget_limits(pool: Any, sent: Any) -> None:
+    """Cancel the time limits of a body that has ended: they would pass before its report is read."""
+    if sent is None:
+        return
+    sent._timeout = sent._soft_timeout = 0  # None would be the pool's own
+    cancel = getattr(pool._pool, "on_timeout_cancel", None)
+    if cancel is not None:
+        cancel(sent)
+
+
 def keep_sent(pool: Any, held: Callable[[], Iterable[Held]]) -> None:
     """Have the pool go on listening for what its children were sent, when Celery stops consuming and empties it.
 

@@ -221,7 +221,7 @@ def test_what_ends_within_a_soft_shutdown_is_done(worker: Start, database_url: s
     """The loop sleeps meanwhile: what the pool has reported by then is read before the rest is cancelled."""
     first = worker(name="w1", conf={"worker_soft_shutdown_timeout": 4})
     app = client(database_url)
-    short, long = send(app, "sleepy", 1), send(app, "sleepy", 60)
+    short, long = send(app, "sleepy", 1, time_limit=3), send(app, "sleepy", 60)
     eventually(lambda: runs(conn, "start", short) == runs(conn, "start", long) == 1)
     first.sigquit()
     first.wait()
