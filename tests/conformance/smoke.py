@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+import pgtruth_transport.worker.step  # noqa: F401 - some tests play a worker, and every worker on our URL loads it
+
 SIGNAL_URL = os.environ.get("TEST_SIGNAL", "")
 VENDOR = "redis" if os.environ.get("PGTRUTH_CONFORMANCE_CONTROL") else "pgtruth"
 #: Slots of a worker whose test does not say: the cores of a machine that the suite is usually run on.
