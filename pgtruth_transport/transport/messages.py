@@ -4,7 +4,6 @@
     fetch(conn, db, queues, count, owner=None, lease_seconds=0) -> list[Delivery]   owner None: no_ack, deleted
     ack(conn, db, ids, owner) -> int                         how many were still held
     requeue(conn, db, ids, owner) -> int                     back to their places, redelivered (wake their queues)
-    release_all(conn, db, owner) -> list[str]                everything held; the queues that got something (wake them)
     renew(conn, db, ids, owner, lease_seconds) -> frozenset[int]   those still held
     purge(conn, db, queue) -> int;   size(conn, db, queue) -> int  ready ones only
     delete_expired(conn, db, limit=1000) -> int              for the sweep (entities.collect_garbage calls it)
@@ -121,11 +120,6 @@ def ack(conn: Connection, db: Database, ids: Iterable[int], owner: str) -> int:
 def requeue(conn: Connection, db: Database, ids: Iterable[int], owner: str) -> int:
     """Give these messages back, to their old places; return how many ``owner`` still held. Wake their queues."""
     return conn.execute(db.sql("message_requeue"), {"ids": list(ids), "owner": owner}).rowcount
-
-
-def release_all(conn: Connection, db: Database, owner: str) -> list[str]:
-    """Give back all that ``owner`` holds; return the queues that got something."""
-    return list(dict.fromkeys(row[0] for row in conn.execute(db.sql("message_release"), {"owner": owner})))
 
 
 def renew(conn: Connection, db: Database, ids: Iterable[int], owner: str, lease_seconds: float) -> frozenset[int]:

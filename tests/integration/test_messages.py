@@ -20,7 +20,6 @@ from pgtruth_transport.transport.messages import (
     fetch,
     purge,
     put,
-    release_all,
     renew,
     requeue,
     size,
@@ -152,17 +151,6 @@ def test_a_requeue_keeps_its_place_and_is_marked(conn: Conn, db: Database) -> No
     assert requeue(conn, db, [held[0].id], "me") == 1
     again = fetch(conn, db, ["q"], 5, "you", LEASE)
     assert [(delivery.payload["body"], delivery.redelivered) for delivery in again] == [(b"0", True), (b"2", False)]
-
-
-def test_an_end_gives_everything_back(conn: Conn, db: Database) -> None:
-    for queue in ("q", "r", "s"):
-        put(conn, db, [queue], message(queue))
-    fetch(conn, db, ["q", "r"], 5, "me", LEASE)
-    fetch(conn, db, ["s"], 5, "you", LEASE)
-    assert sorted(release_all(conn, db, "me")) == ["q", "r"]
-    assert release_all(conn, db, "me") == []
-    assert all(delivery.redelivered for delivery in fetch(conn, db, ["q", "r", "s"], 5))
-    assert size(conn, db, "s") == 0
 
 
 def test_purge_counts_and_leaves_held_messages(conn: Conn, db: Database) -> None:
