@@ -77,10 +77,13 @@ class Model:
     expired: bool = False
     lease_over: bool = False
     unknown: bool = False
+    forbidden: bool = False  # revoked while it was held: it never begins again
+    revoked_first: bool = False  # before anybody had published it
     notes: list[tuple[int, str, str]] = field(default_factory=list)  # (lease version, owner, outcome)
 
     def claimable(self) -> bool:
-        return self.status is Status.QUEUED and self.due and not self.open and not self.expired
+        held_back = self.open or self.expired or self.forbidden
+        return self.status is Status.QUEUED and self.due and not held_back
 
     def holds(self, lease: Lease) -> bool:
         """The authority predicate (contract, section 3)."""
@@ -165,7 +168,12 @@ class Lifecycle(RuleBasedStateMachine):
             if old is None:
                 self.jobs[job_id] = Model(Status.QUEUED, queue, priority, due=due)
             else:
-                old.queue, old.priority, old.due, old.open, old.expired = queue, priority, due, False, False
+                old.queue, old.priority, old.due = queue, priority, due
+                old.open = old.expired = old.forbidden = False
+        for job_id in ids:
+            if job_id not in new and self.jobs[job_id].revoked_first:  # another row tells its chord, by expiring
+                stand_in = Model(Status.QUEUED, queue, priority, forbidden=True)
+                self.jobs.setdefault(f"{job_id}:revoked", stand_in)
 
     def signal_failed(self, draw: Draw) -> None:
         ids = draw(some_ids)
@@ -193,10 +201,12 @@ class Lifecycle(RuleBasedStateMachine):
         job = self.jobs.get(job_id)
         assert bool(gone) == (job is not None and job.status in (Status.QUEUED, Status.ENQUEUE_FAILED))
         if job is None:
-            self.jobs[job_id] = Model(Status.FAILED, "", 0)
+            self.jobs[job_id] = Model(Status.FAILED, "", 0, revoked_first=True)
         elif gone:
             job.move(Status.FAILED)
             job.open = False
+        elif job.status is Status.PROCESSING:
+            job.forbidden = True
 
     def purge(self, draw: Draw) -> None:
         queue = draw(queues)
@@ -295,7 +305,7 @@ class Lifecycle(RuleBasedStateMachine):
     def expires(self, draw: Draw) -> None:
         job_id = draw(st.sampled_from(self.waiting()))
         self.conn.execute("UPDATE pgtruth.jobs SET expires_at = clock_timestamp() WHERE id = %s", (job_id,))
-        self.jobs[job_id].expired = True
+        self.jobs[job_id].expired, self.jobs[job_id].forbidden = True, False
 
     def reap(self, draw: Draw) -> None:
         batch = draw(st.integers(1, 3))
@@ -327,13 +337,15 @@ class Lifecycle(RuleBasedStateMachine):
     def end_what_is_expired_or_unknown(self, draw: Draw) -> None:
         queued = {i: self.jobs[i] for i in self.known(Status.QUEUED)}
         with self.conn.transaction():
-            expired = {job.id for job in lifecycle.lock_expired(self.conn, self.db, 10)}
+            expired = {job.id for job in lifecycle.lock_expired(self.conn, self.db, 100)}
             assert expired == {i for i, job in queued.items() if job.expired}
+            forbidden = {job.id for job in lifecycle.lock_forbidden(self.conn, self.db, 100)}
+            assert forbidden == {i for i, job in queued.items() if job.forbidden}
             aged = "unknown_since IS NOT NULL AND status = 'queued'"
             self.conn.execute(f"UPDATE pgtruth.jobs SET unknown_since = '2020-01-01' WHERE {aged}")
-            unknown = {job.id for job in lifecycle.lock_unknown(self.conn, self.db, 10)}
+            unknown = {job.id for job in lifecycle.lock_unknown(self.conn, self.db, 100)}
             assert unknown == {i for i, job in queued.items() if job.unknown}
-            gone = expired | unknown
+            gone = expired | forbidden | unknown
             if gone:
                 endings = [(job_id, CANCELLED) for job_id in sorted(gone)]
                 assert {i for i, _ in lifecycle.end_queued(self.conn, self.db, endings).leases} == gone
