@@ -25,8 +25,13 @@ from pgtruth_transport.testing.servers import PostgresServer, RedisServer, postg
 from pgtruth_transport.urls import parse_url
 from tests import support
 from tests.support import WorkerProcess
+from tests.support_lifecycle import forget_everything, fresh_database
 
 SIGNALS = ("notify", "redis", "silent")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "one_database: a module's tests share a database: making hundreds takes minutes")
 
 
 @pytest.fixture(scope="session")
@@ -57,24 +62,30 @@ def template_database(pg_server: PostgresServer) -> Iterator[str]:
     pg_server.drop_database(name)
 
 
+@pytest.fixture(scope="module")
+def one_database(pg_server: PostgresServer, template_database: str) -> Iterator[str]:
+    """The ``pgtruth://`` URL of a migrated database for all tests of a module; it is as the test before has left it."""
+    with fresh_database(pg_server, template_database) as url:
+        yield url
+
+
 @pytest.fixture
-def database_url(pg_server: PostgresServer, template_database: str) -> Iterator[str]:
-    """The ``pgtruth://`` URL of a fresh, migrated database."""
-    yield from _database(pg_server, template_database)
+def database_url(request: pytest.FixtureRequest, pg_server: PostgresServer, template_database: str) -> Iterator[str]:
+    """The ``pgtruth://`` URL of a fresh, migrated database; under the mark ``one_database`` the module's, emptied."""
+    if request.node.get_closest_marker("one_database") is None:
+        with fresh_database(pg_server, template_database) as url:
+            yield url
+    else:
+        shared: str = request.getfixturevalue("one_database")
+        forget_everything(shared)
+        yield shared
 
 
 @pytest.fixture
 def empty_database_url(pg_server: PostgresServer) -> Iterator[str]:
     """The ``pgtruth://`` URL of a fresh database without our schema."""
-    yield from _database(pg_server, "template0")
-
-
-def _database(server: PostgresServer, template: str) -> Iterator[str]:
-    name = f"pgtruth_test_{secrets.token_hex(6)}"
-    server.create_database(name, template)
-    yield server.url_for(name)
-    connections.close_all()
-    server.drop_database(name)
+    with fresh_database(pg_server, "template0") as url:
+        yield url
 
 
 @pytest.fixture

@@ -20,15 +20,12 @@ from pgtruth_transport.runtime import runtime
 from pgtruth_transport.settings import Settings
 from pgtruth_transport.states import Outcome, Status
 from pgtruth_transport.testing.processes import free_port
-from pgtruth_transport.testing.servers import PostgresServer
 from tests.support_lifecycle import (
     DONE,
     FAILED,
     attempts_of,
     claim,
     finish,
-    forget_everything,
-    fresh_database,
     held,
     job_row,
     lease_of,
@@ -40,21 +37,9 @@ from tests.support_lifecycle import (
     search,
 )
 
+pytestmark = pytest.mark.one_database
 Connection = psycopg.Connection[Any]
 QUICK = {"lease_seconds": 1.0, "reap_interval": 1.0, "signal_url": "silent://"}
-
-
-@pytest.fixture(scope="module")
-def one_database(pg_server: PostgresServer, template_database: str) -> Iterator[str]:
-    with fresh_database(pg_server, template_database) as url:
-        yield url
-
-
-@pytest.fixture
-def database_url(one_database: str) -> str:
-    """One database for all tests of this module, emptied before each."""
-    forget_everything(one_database)
-    return one_database
 
 
 class Service(NamedTuple):

@@ -28,7 +28,6 @@ from tests.support_lifecycle import (
     DONE,
     claim,
     finish,
-    forget_everything,
     fresh_database,
     job_row,
     lease_of,
@@ -38,20 +37,8 @@ from tests.support_lifecycle import (
     search,
 )
 
+pytestmark = pytest.mark.one_database
 Connection = psycopg.Connection[Any]
-
-
-@pytest.fixture(scope="module")
-def one_database(pg_server: PostgresServer, template_database: str) -> Iterator[str]:
-    with fresh_database(pg_server, template_database) as url:
-        yield url
-
-
-@pytest.fixture
-def database_url(one_database: str) -> str:
-    """One database for all tests of this module, emptied before each."""
-    forget_everything(one_database)
-    return one_database
 
 
 def at_once(count: int, work: Callable[[int], Any]) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +13,6 @@ from pgtruth_transport import lifecycle
 from pgtruth_transport.db import Database
 from pgtruth_transport.jobs import Ending, Lease, Requeue, Stored
 from pgtruth_transport.states import MOVES, TERMINAL, Outcome, Status
-from pgtruth_transport.testing.servers import PostgresServer
 from tests.support_lifecycle import (
     CANCELLED,
     DONE,
@@ -23,8 +22,6 @@ from tests.support_lifecycle import (
     claim,
     clock,
     finish,
-    forget_everything,
-    fresh_database,
     held,
     job_row,
     lease_of,
@@ -36,21 +33,9 @@ from tests.support_lifecycle import (
     search,
 )
 
+pytestmark = pytest.mark.one_database
 Connection = psycopg.Connection[Any]
 Row = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def one_database(pg_server: PostgresServer, template_database: str) -> Iterator[str]:
-    with fresh_database(pg_server, template_database) as url:
-        yield url
-
-
-@pytest.fixture
-def database_url(one_database: str) -> str:
-    """One database for all tests of this module, emptied before each: making two hundred takes minutes."""
-    forget_everything(one_database)
-    return one_database
 
 
 def shows(row: Row, **expected: Any) -> None:

@@ -213,13 +213,6 @@ def populate(conn: Connection, name: str) -> int:
     return 20 if name == "many queues" else 4
 
 
-@pytest.fixture(scope="module")
-def one_database(pg_server: PostgresServer, template_database: str) -> Iterator[str]:
-    """A database whose tables nobody analyses behind our back."""
-    with fresh_database(pg_server, template_database) as url:
-        yield url
-
-
 @pytest.fixture(scope="module", params=POPULATIONS)
 def jobs(request: pytest.FixtureRequest, pg_server: PostgresServer, template_database: str) -> Iterator[Jobs]:
     """A table full of jobs, without statistics or with old ones."""
