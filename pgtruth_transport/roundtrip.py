@@ -74,7 +74,19 @@ def statement(name: str, schema: str, columns: tuple[Column, ...] = ()) -> State
 
 
 def run(conn: Connection, calls: Sequence[Call]) -> list[list[Row] | psycopg.Error]:
-    """The rows of each call, or its error; ``conn`` is in autocommit and outside any transaction."""
+    """The rows of each call, or its error; ``conn`` is in autocommit and outside any transaction.
+
+    A rollback discards all that is prepared on the connection (psycopg sees to that). The first call that finds it so
+    is run again, and those after it.
+    """
+    outcomes = _run(conn, calls)
+    for index, outcome in enumerate(outcomes):
+        if isinstance(outcome, psycopg.errors.InvalidSqlStatementName):
+            return outcomes[:index] + _run(conn, calls[index:])
+    return outcomes
+
+
+def _run(conn: Connection, calls: Sequence[Call]) -> list[list[Row] | psycopg.Error]:
     pgconn, outcomes = conn.pgconn, list[list[Row] | psycopg.Error]()
     whole = False
     try:
@@ -140,8 +152,8 @@ def _exchange(
                 conn.prepared.add(made.name)
             elif result.status != ExecStatus.PIPELINE_ABORTED:
                 failure = error_from_result(result, encoding="utf-8")
-                if isinstance(failure, psycopg.errors.InvalidSqlStatementName):  # somebody has discarded it
-                    conn.prepared.discard(made.name)
+                if isinstance(failure, psycopg.errors.InvalidSqlStatementName):  # discarded, as are the others
+                    conn.prepared.clear()
         ready = yield Wait.RW if unsent else Wait.R
         if ready & Ready.R:
             pgconn.consume_input()
