@@ -1,4 +1,4 @@
-"""The kombu transport: what wakes a consumer, and what it is given then.
+"""The kombu transport: what wakes a consumer; what it is given then is :mod:`~pgtruth_transport.transport.fetching`.
 
 Promises: an idle consumer sleeps on the signal and on a timer of ``poll_interval``, never in a tight loop, and either
 alone is enough to find every row. In Celery's event loop everything runs from the loop's own callbacks; elsewhere
@@ -15,14 +15,12 @@ import socket
 import threading
 import time
 import uuid
-from collections import deque
 from typing import Any
 
 from kombu.exceptions import OperationalError
 from kombu.transport import virtual
 from kombu.transport.base import Transport as BaseTransport
 
-from .. import lifecycle
 from ..db import CONNECTION_ERRORS
 from ..errors import Stopping
 from ..jobs import Job
@@ -30,18 +28,13 @@ from ..migrate import ensure_present
 from ..runtime import runtime
 from ..settings import Settings
 from . import channel as channels
-from . import encoding, messages
+from . import encoding
 from .entities import Entities
+from .fetching import Fetcher
 from .urls import client_url
 
-#: Messages fetched per statement.
-BATCH = 100
-#: Messages that one ``drain_events`` hands to a consumer that acknowledges, within its prefetch count.
-AT_ONCE = 10
 #: Seconds for which a busy worker does not listen: what it cannot take now, it will look for when it can.
 DEAF = 0.1
-#: How many leases a plain consumer's message lasts; renewed while the consumer drains.
-MESSAGE_LEASES = 4
 
 
 class Transport(virtual.Transport):
@@ -73,11 +66,8 @@ class Transport(virtual.Transport):
         self._in_turn = self._again = False
         self._deaf = self._closed = False
         self._poll_at = 0.0
-        self._messages_due = True
-        self._jobs_due = True
-        self._held_until: dict[int, float] = {}
+        self.fetcher = Fetcher(self)
         self._poke: tuple[socket.socket, socket.socket] | None = None
-        self._ahead: deque[messages.Delivery] = deque()  # read for consumers that acknowledge nothing
 
     def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
         return client_url(self.client) if include_password else self.settings.masked()
@@ -119,14 +109,11 @@ class Transport(virtual.Transport):
 
     # Who consumes what.
 
-    def _consumed(self) -> dict[str, channels.Channel]:
-        return {queue: channel for channel in self.channels for queue in channel._active_queues}
-
     def consumers_changed(self) -> None:
         """A consumer was added or cancelled."""
         if self._closed:
             return
-        queues = self._consumed()
+        queues = self.fetcher.consumed()
         if self.worker is not None:
             self.worker.consume(q for q, channel in queues.items() if not channel.no_ack.get(q))
         if queues or self.listener is not None:
@@ -134,9 +121,9 @@ class Transport(virtual.Transport):
                 self.listener = self.runtime.signal.listener()
             self.listener.watch(queues)
             self._listen()
-        self._messages_due = self._jobs_due = True
+        self.fetcher.look()
         if self.loop is not None and queues:
-            self.loop.call_soon(self._fetch_messages)
+            self.loop.call_soon(self.fetcher.fetch_messages)
 
     def _unlisten(self) -> None:
         if self.loop is not None and self._fd >= 0:
@@ -156,7 +143,7 @@ class Transport(virtual.Transport):
         self.loop, self._loop_thread = loop, threading.get_ident()
         loop.call_repeatedly(self.settings.poll_interval * random.uniform(0.9, 1.0), self._poll)
         self._listen()
-        loop.call_soon(self._fetch_messages)  # what came before
+        loop.call_soon(self.fetcher.fetch_messages)  # what came before
 
     def _listen(self) -> None:
         """Have the loop watch the listener's socket, whichever it is now."""
@@ -192,11 +179,11 @@ class Transport(virtual.Transport):
         if not woken.queues:
             return
         jobs = frozenset() if self.worker is None else woken.queues.intersection(self.worker.queues)
-        self._jobs_due = True
+        self.fetcher.jobs_due = True
         if len(jobs) < len(woken.queues):  # else only tasks; a stray message in a worker's queue waits for the poll
-            self._messages_due = True
+            self.fetcher.messages_due = True
             if self.loop is not None:
-                self._fetch_messages()  # before a turn: a revoke counts for what is published after it
+                self.fetcher.fetch_messages()  # before a turn: a revoke counts for what is published after it
         if self.worker is not None:
             self.worker.hungry(woken=bool(jobs))
 
@@ -205,9 +192,9 @@ class Transport(virtual.Transport):
             self.worker.check_server()
         if self.listener is not None and not self._deaf:
             self._hear()
-        self._messages_due = self._jobs_due = True
-        self._fetch_messages()
-        self._touch()
+        self.fetcher.look()
+        self.fetcher.fetch_messages()
+        self.fetcher.touch()
         if self.worker is not None:
             self.worker.give_back_waiting()
             self.worker.hungry()
@@ -267,8 +254,8 @@ class Transport(virtual.Transport):
             hears = self.listener is not None and self.listener.fileno() >= 0
             interval = self.settings.poll_interval if hears or self.worker else min(0.1, self.settings.poll_interval)
             self._poll_at = now + interval * random.uniform(0.9, 1.0)
-            self._messages_due = self._jobs_due = True
-            self._touch()
+            self.fetcher.look()
+            self.fetcher.touch()
             if self.worker is not None:
                 self.worker.give_back_waiting()
                 self.worker.hungry()
@@ -280,9 +267,9 @@ class Transport(virtual.Transport):
             if self.worker.next_due is not None:
                 self._poll_at = min(self._poll_at, now + max(0.0, self.worker.next_due))
                 self.worker.next_due = None
-        elif self._jobs_due:
-            delivered += self._fetch_plain_job()
-        return bool(delivered + self._fetch_messages())
+        elif self.fetcher.jobs_due:
+            delivered += self.fetcher.fetch_plain_job()
+        return bool(delivered + self.fetcher.fetch_messages())
 
     def _sleep(self, seconds: float) -> None:
         if self._poke is None:
@@ -314,104 +301,16 @@ class Transport(virtual.Transport):
             return
         callback(encoding.payload(job))
 
-    def _fetch_messages(self) -> int:
-        """Deliver what is not a task; returns how many."""
-        if self._ahead:
-            self._deliver_message(self._ahead.popleft())
-            return 1
-        if not self._messages_due or not self._callbacks:
-            return 0
-        self._messages_due = False
-        count = 0
-        database = self.runtime.database
-        for channel in list(self.channels):
-            for no_ack in (True, False):
-                queues = [q for q in channel._active_queues if bool(channel.no_ack.get(q)) is no_ack]
-                room = self._room(channel, no_ack)
-                if not queues or not room:
-                    continue
-                owner = None if no_ack else self.owner
-                lease = self.settings.lease_seconds * MESSAGE_LEASES
-                with database.connection(patience=self.patience) as conn:
-                    found = messages.fetch(conn, database, queues, room, owner, lease)
-                self._messages_due = self._messages_due or len(found) >= room
-                if no_ack and self.loop is None:  # such a consumer counts its calls of drain_events
-                    self._ahead.extend(found[1:])
-                    found = found[:1]
-                for delivery in found:
-                    if not no_ack:
-                        self._held_until[delivery.id] = time.monotonic() + lease / 2
-                    self._deliver_message(delivery)
-                count += len(found)
-        return count
-
-    def _deliver_message(self, delivery: messages.Delivery) -> None:
-        callback = self._callbacks.get(delivery.queue)
-        if callback is not None:
-            callback(delivery.payload)
-
     def freed(self) -> None:
         """A consumer has acknowledged: there is room for another message within its prefetch count."""
-        self._messages_due = True
+        self.fetcher.messages_due = True
         if self.loop is None:
             return
         if threading.get_ident() == self._loop_thread:
-            self.loop.call_later(0, self._fetch_messages)  # timers fire before the loop sleeps again
+            self.loop.call_later(0, self.fetcher.fetch_messages)  # timers fire before the loop sleeps again
         else:
-            self.loop.call_soon(self._fetch_messages)  # wakes it
-
-    def _room(self, channel: channels.Channel, no_ack: bool) -> int:
-        """How many messages a channel may take now."""
-        if no_ack:
-            return BATCH
-        most = AT_ONCE if self.loop is None else BATCH
-        estimate = channel.qos.can_consume_max_estimate()
-        return most if estimate is None else min(most, estimate)
-
-    def _fetch_plain_job(self) -> int:
-        """A job for a consumer that is no Celery worker: it acknowledges, nobody renews."""
-        self._jobs_due = False
-        for queue, channel in self._consumed().items():
-            if channel.qos.can_consume():
-                payload = self._claim_one(queue)
-                if payload is not None:
-                    self._jobs_due = True
-                    channel.remember_plain(payload)
-                    if channel.no_ack.get(queue):
-                        channel.settle(payload["properties"]["delivery_tag"], acknowledge=True, requeue=False)
-                    self._callbacks[queue](payload)
-                    return 1
-        return 0
-
-    def _claim_one(self, queue: str) -> encoding.Payload | None:
-        priorities = list(range(9, -1, -1))
-        search = lifecycle.Search([queue] * 10, priorities, [], [], [], [])
-        database = self.runtime.database
-        with database.connection(patience=self.patience) as conn:
-            jobs = lifecycle.claimed(lifecycle.claim(conn, database, search, 1, self.owner))
-        return {**encoding.payload(jobs[0]), "claimed_at": jobs[0].claimed_at} if jobs else None
+            self.loop.call_soon(self.fetcher.fetch_messages)  # wakes it
 
     def get_one(self, queue: str, owner: str | None) -> encoding.Payload | None:
         """One message or job of a queue, for ``basic_get``."""
-        database = self.runtime.database
-        lease = self.settings.lease_seconds * MESSAGE_LEASES
-        with database.connection(patience=self.patience) as conn:
-            found = messages.fetch(conn, database, [queue], 1, owner, lease)
-        return found[0].payload if found else self._claim_one(queue)
-
-    def _touch(self) -> None:
-        """Keep this consumer's transient queues and unacknowledged messages alive."""
-        queues = list(self._consumed())
-        now = time.monotonic()
-        due = [message_id for message_id, when in self._held_until.items() if when <= now]
-        database = self.runtime.database
-        with database.connection(patience=self.patience) as conn:
-            self.entities.touch(conn, queues)
-            if due:
-                lease = self.settings.lease_seconds * MESSAGE_LEASES
-                kept = messages.renew(conn, database, due, self.owner, lease)
-                self._held_until = {
-                    m: now + lease / 2 if m in due else w
-                    for m, w in self._held_until.items()
-                    if m not in due or m in kept
-                }
+        return self.fetcher.get_one(queue, owner)
