@@ -1,11 +1,12 @@
 """Signals by PostgreSQL's own NOTIFY and LISTEN: nothing else to run.
 
-Promises: NOTIFY is never part of the transaction that it speaks of. It goes out after the commit, on a connection of
-its own, with an empty payload (job ids for results), on a channel whose name is short whatever the queue is called. The
-server takes one lock for it at commit: a transaction that does nothing else has nothing to flush, so it is held
-briefly, where inside the application's transaction it is held during the flush, and commits queue up. If the process
-dies in between, nothing was sent, and polling finds the rows. One bound is looser than elsewhere: where no pooled
-connection is left, ``wake`` may take ``connect_timeout``, as the statement before it did.
+Promises: NOTIFY is never part of the transaction that it speaks of. It goes out after the commit: in the round trip of
+a single publish (:meth:`~NotifySignal.wake_call`), otherwise on another connection. Its payload is empty (job ids for
+results), its channel's name short whatever the queue is called. The server takes one lock for it at commit: a
+transaction that does nothing else has nothing to flush, so it is held briefly, where inside the application's
+transaction it is held during the flush, and commits queue up. If the process dies in between, nothing was sent, and
+polling finds the rows. One bound is looser than elsewhere: ``wake`` may take ``connect_timeout`` where no pooled
+connection is left, and a single publish waits that long for both its answers.
 """
 
 from __future__ import annotations
