@@ -11,13 +11,15 @@ import pytest
 from celery import Celery, chord
 from psycopg.errors import LockNotAvailable
 
-from pgtruth_transport import reaper
+from pgtruth_transport import endings, lifecycle, reaper
+from pgtruth_transport.attempts import Attempt
 from pgtruth_transport.db import Database
+from pgtruth_transport.jobs import Job, Lease
 from pgtruth_transport.runtime import runtime
 from pgtruth_transport.settings import Settings
 from tests.support import WorkerProcess, eventually, runs
 from tests.support_jobs import NAME, client, send, wait_status
-from tests.support_lifecycle import claim, let_lease_run_out, read
+from tests.support_lifecycle import FAILED, claim, lease_of, let_lease_run_out, read
 
 Connection = psycopg.Connection[Any]
 Start = Callable[..., WorkerProcess]
@@ -130,6 +132,30 @@ def test_a_slow_one_holds_up_no_sweep(app: Celery, db: Database, conn: Connectio
     finally:
         go.set()
     eventually(lambda: len(calls) == 3)
+
+
+def test_an_end_that_is_refused_calls_nobody(app: Celery, db: Database, conn: Connection) -> None:
+    calls: list[str] = []
+    ids = [app.send_task("tests.noop").id for _ in range(2)]
+    jobs = claim(conn, db, "w1", 2)
+    leases = {job.id: lease_of(job, owner) for job, owner in zip(jobs, ("w1", "somebody else"), strict=True)}
+
+    def end(job: Job, lease: Lease) -> Attempt:
+        attempt = Attempt(lease, db.settings)
+        attempt.end(FAILED)
+        attempt.after.append(lambda: calls.append(job.id))
+        return attempt
+
+    def write(conn: Any, dead: list[Attempt]) -> lifecycle.Ended:
+        return lifecycle.ended(lifecycle.finish(conn, db, [(attempt.lease, FAILED) for attempt in dead]))
+
+    signal = runtime(db.settings).signal
+    done = endings.end(app, db, signal, endings.Ends(lambda _: [(job, leases[job.id]) for job in jobs], end, write))
+    assert (done.found, done.ended) == (2, 1)
+    eventually(lambda: calls)
+    reaper.sweep(app)
+    assert calls == [jobs[0].id]
+    assert {read(conn, job_id)["status"] for job_id in ids} == {"failed", "processing"}
 
 
 def test_what_one_publishes_is_published_at_once(app: Celery, db: Database, conn: Connection) -> None:
