@@ -86,7 +86,9 @@ def request_class(worker: Worker, task: Any, consumer: Any) -> type[Any]:
                 worker.conclude(self.held)
 
         def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> None:
-            exc = getattr(exc_info.exception, "exc", exc_info.exception)  # billiard wraps it with its traceback
+            exc = _unwrapped(exc_info)
+            if isinstance(exc, SystemExit | KeyboardInterrupt) and hasattr(self, "_worker_lost_info"):
+                exc = _unwrapped(self._worker_lost_info(exc))  # billiard reports the exit, the process goes with it
             if isinstance(exc, TimeLimitExceeded) and self._retry_time_out(exc):
                 return
             with self._closing():
@@ -206,6 +208,11 @@ def strategy(task: Any, app: Any, consumer: Any, **kwargs: Any) -> Callable[...,
         return None
 
     return handle
+
+
+def _unwrapped(exc_info: Any) -> Any:
+    """The exception, which billiard wraps with its traceback."""
+    return getattr(exc_info.exception, "exc", exc_info.exception)
 
 
 def _decoded(app: Any, message: Any, body: Any) -> tuple[Any, dict[str, Any], bool, bool]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from typing import Any
 
@@ -162,6 +163,13 @@ def rejected(self: Task, requeue: bool = False) -> None:
     """Recorded; raises Reject."""
     record(self.request.id, "start")
     raise Reject("no", requeue=requeue)
+
+
+@app.task(bind=True)
+def leaves(self: Task) -> None:
+    """Recorded; ends its own process in each attempt."""
+    record(self.request.id, "start")
+    sys.exit(1)
 
 
 @app.task(bind=True)

@@ -106,10 +106,11 @@ def test_a_lost_child_is_a_counted_failure(worker: Start, database_url: str, con
     assert outcomes(conn, job_id) == ["retried", "done"]
 
 
-def test_a_poison_job_ends_failed_and_never_loops(worker: Start, database_url: str, conn: Conn) -> None:
+@pytest.mark.parametrize("task", ["die", "leaves"])
+def test_a_poison_job_ends_failed_and_never_loops(worker: Start, database_url: str, conn: Conn, task: str) -> None:
     running = worker(options=FAST)
     app = client(database_url)
-    job_id = send(app, "die", link_error=app.signature("tests.apps.basic.note"))
+    job_id = send(app, task, link_error=app.signature("tests.apps.basic.note"))
     row = wait_status(conn, job_id, "failed", 40)
     assert row["retry_count"] == 3
     assert runs(conn, "start", job_id) == 4
