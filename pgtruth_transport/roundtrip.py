@@ -88,11 +88,14 @@ def run(conn: Connection, calls: Sequence[Call]) -> list[list[Row] | psycopg.Err
 
 def _run(conn: Connection, calls: Sequence[Call]) -> list[list[Row] | psycopg.Error]:
     pgconn, outcomes = conn.pgconn, list[list[Row] | psycopg.Error]()
+    alone = len(calls) == 1 and (conn.prepare_threshold is None or calls[0].statement.name in conn.prepared)
     whole = False
     try:
-        pgconn.enter_pipeline_mode()
-        conn.wait(_exchange(conn, calls, outcomes))
-        pgconn.exit_pipeline_mode()
+        if not alone:
+            pgconn.enter_pipeline_mode()
+        conn.wait(_exchange(conn, calls, outcomes, alone))
+        if not alone:
+            pgconn.exit_pipeline_mode()
         whole = True
     except (psycopg.OperationalError, psycopg.InterfaceError) as exc:
         outcomes.extend([exc] * (len(calls) - len(outcomes)))
@@ -111,9 +114,12 @@ def one(conn: Connection, call: Call) -> list[Row]:
 
 
 def _exchange(
-    conn: Connection, calls: Sequence[Call], outcomes: list[list[Row] | psycopg.Error]
+    conn: Connection, calls: Sequence[Call], outcomes: list[list[Row] | psycopg.Error], alone: bool
 ) -> Generator[Wait, Ready, None]:
-    """Send all, then read all; resumed when the socket is ready (and at times when it is not)."""
+    """Send all, then read all; resumed when the socket is ready (and at times when it is not).
+
+    ``alone``: one statement, without the pipeline that costs as much again.
+    """
     pgconn = conn.pgconn
     prepared = set(conn.prepared)
     for made, parameters in calls:
@@ -126,7 +132,8 @@ def _exchange(
                 pgconn.send_prepare(made.name, made.query)
                 prepared.add(made.name)
             pgconn.send_query_prepared(made.name, values, formats, Format.BINARY)
-        pgconn.pipeline_sync()
+        if not alone:
+            pgconn.pipeline_sync()
     unsent = pgconn.flush()
     failure: psycopg.Error | None = None
     rows: list[Row] = []
@@ -135,7 +142,10 @@ def _exchange(
             result = pgconn.get_result()
             if result is None:
                 if pgconn.status != ConnStatus.OK:
-                    raise psycopg.OperationalError("the connection was lost")
+                    raise psycopg.OperationalError(str(failure or "the connection was lost").strip())
+                if alone:
+                    outcomes.append(failure or rows)
+                    return
                 continue  # the end of one statement's results
             made = calls[len(outcomes)].statement
             if result.status == ExecStatus.PIPELINE_SYNC:
