@@ -13,21 +13,40 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pytest_celery import RedisTestBroker
 
 import pgtruth_transport.worker.step  # noqa: F401 - some tests play a worker, and every worker on our URL loads it
+from pgtruth_transport.testing.vendors import PgTruthTestBroker
 
 SIGNAL_URL = os.environ.get("TEST_SIGNAL", "")
 VENDOR = "redis" if os.environ.get("PGTRUTH_CONFORMANCE_CONTROL") else "pgtruth"
 #: Slots of a worker whose test does not say: the cores of a machine that the suite is usually run on.
 SLOTS = 4
+#: Tests that cut every connection on the broker's side, by a command that they have for Redis and RabbitMQ only.
+CUTS = "test_worker_queue_alias_reconnect"
 #: Where a task of the suite notes that it has killed its process once. In a container the file is new for each test.
 MARKER = Path("/tmp/kill_child_process_once")
+
+
+class CutBroker(PgTruthTestBroker, RedisTestBroker):
+    """Runs what is Redis's command for that as a restart of the server: one that is only cut off reconnects unseen."""
+
+    def __init__(self, container: Any) -> None:
+        super().__init__(container)
+        container.exec_run = self._cut
+
+    def _cut(self, command: list[str]) -> tuple[int, bytes]:
+        assert command == ["redis-cli", "CLIENT", "KILL", "TYPE", "normal"]
+        self.container.restart()
+        return 0, b""
 
 
 @pytest.fixture
 def celery_broker(request: pytest.FixtureRequest) -> Any:
     """One broker for every test, instead of the matrix of Redis and RabbitMQ."""
-    return request.getfixturevalue(f"celery_{VENDOR}_broker")
+    broker = request.getfixturevalue(f"celery_{VENDOR}_broker")
+    cuts = VENDOR == "pgtruth" and request.cls is not None and request.cls.__name__ == CUTS
+    return CutBroker(broker.container) if cuts else broker
 
 
 @pytest.fixture
