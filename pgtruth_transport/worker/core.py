@@ -106,8 +106,11 @@ class Worker:
     def slots(self) -> int:
         """How many bodies may run at once (the most that an autoscaler may grow to); none once the pool is gone."""
         most = getattr(self.consumer.controller, "max_concurrency", None)
+        pool = self.consumer.pool
         try:
-            return int(most or self.consumer.pool.num_processes or 0)
+            if getattr(pool, "is_green", False):  # whose own word, before Celery 5.7, is how many greenlets run now
+                return int(most or pool._pool.size or 0)
+            return int(most or pool.num_processes or 0)
         except AttributeError:  # Celery asks the pool's own pool, which is None after a stop
             return 0
 
