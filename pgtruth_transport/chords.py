@@ -118,9 +118,10 @@ def _finish(conn: psycopg.Connection[Any], db: Database, app: Any, last: ChordPa
 
 
 def _fail(app: Any, body: Any, exc: ChordError) -> None:
-    """Store the error of the body that will not run. A chain has no id, and Celery before 5.6 gives it none here."""
+    """Store the error of the body that will not run; before Celery 5.7 a chain may come without an id."""
     if not body.id:
-        body.options["task_id"] = uuid()
+        tasks = getattr(body, "tasks", None)
+        body.options["task_id"] = (tasks and tasks[-1].id) or uuid()
     app.backend.chord_error_from_stack(body, exc=exc)
 
 
