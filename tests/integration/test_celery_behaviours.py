@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import celery
 import kombu
 import psycopg
 import pytest
@@ -163,7 +164,8 @@ def test_a_worker_whose_database_restarts_says_so_and_works_on(tmp_path: Path, b
             process.wait_output("Connection to broker lost", timeout=20)
             process.wait_output("Connected to", timeout=30, times=2)
             connections.close_all()
-            assert "Traceback" not in process.output
+            if celery.VERSION[:2] >= (5, 7):  # older ones write the traceback of every lost connection themselves
+                assert "Traceback" not in process.output
             assert [first.get(timeout=30), queued(client).get(timeout=30)] == [1, 1]
             (active,) = inspect.active_queues().values()
             assert [queue["name"] for queue in active] == ["celery"]

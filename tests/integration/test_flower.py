@@ -47,7 +47,8 @@ class FlowerProcess:
             with urllib.request.urlopen(request, timeout=timeout) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+            with error:
+                return error.code, error.read().decode()
 
     def json(self, path: str, data: dict[str, Any] | None = None) -> Any:
         status, body = self.get(path, data)
