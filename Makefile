@@ -9,7 +9,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 BIN := $(VENV)/bin
 READY := $(VENV)/.pgtruth-ready
 
-.PHONY: help test unit lint types format demo up bench conformance compose clean
+.PHONY: help test unit lint types format demo up bench conformance matrix compose clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,6 +43,9 @@ bench: $(READY) ## this project beside Celery + Redis
 
 conformance: $(READY) ## Celery's and kombu's own suites, with our URLs
 	$(BIN)/python -m tests.conformance $(ARGS)
+
+matrix: $(READY) ## the suite's core on the oldest and newest versions
+	$(BIN)/python -m tests.matrix $(ARGS)
 
 compose: ## the same with real images
 	docker compose up --build
