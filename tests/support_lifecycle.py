@@ -19,6 +19,7 @@ from pgtruth_transport.schema import build
 from pgtruth_transport.states import Outcome, Status
 from pgtruth_transport.testing.servers import PostgresServer
 from pgtruth_transport.urls import parse_url
+from tests.support import eventually
 
 Row = dict[str, Any]
 
@@ -150,7 +151,9 @@ def attempts_of(conn: psycopg.Connection[Any], job_id: str = "a") -> list[Row]:
 
 
 def let_lease_run_out(conn: psycopg.Connection[Any], *job_ids: str) -> None:
-    """As if the holder had stopped renewing a lease ago."""
+    """As if the holder had stopped renewing a lease ago, on a server whose start is longer ago than the grace."""
+    settled = "SELECT clock_timestamp() > pg_postmaster_start_time() + interval '1 second'"
+    eventually(lambda: conn.execute(settled).fetchone() == (True,), 5)
     conn.execute(
         "UPDATE pgtruth.jobs SET lease_expires_at = clock_timestamp() - interval '1 ms' WHERE id = ANY(%s)",
         (list(job_ids),),
