@@ -86,8 +86,8 @@ def forget_limits(pool: Any, sent: Any) -> None:
 def keep_sent(pool: Any, held: Callable[[], Iterable[Held]]) -> None:
     """Have the pool go on listening for what its children were sent, when Celery stops consuming and empties it.
 
-    Celery's flush forgets what no child has confirmed yet, because other brokers deliver that again. Here it is held,
-    and a child may be running it: nobody would hear how it ends.
+    Celery's flush forgets what no child has confirmed yet (before 5.6.3 also what runs), because other brokers deliver
+    that again. Here it is held, and a child may be running it: nobody would hear how it ends.
     """
     flush, children = pool.flush, pool._pool
     if not hasattr(children, "outbound_buffer") or hasattr(flush, "keeps_sent"):
@@ -101,7 +101,13 @@ def keep_sent(pool: Any, held: Callable[[], Iterable[Held]]) -> None:
             if getattr(sent, "_write_to", None) is not None:
                 sent.discard = lambda: None
                 sent.sent_to = sent._write_to  # billiard names the next child whose pipe gets the same number
+        kept = {
+            number: result
+            for number, result in children._cache.items()
+            if getattr(result, "_accepted", False) or hasattr(result, "sent_to")
+        }
         flush()
+        children._cache.update({number: result for number, result in kept.items() if not result.ready()})
 
     keeping.keeps_sent = True  # type: ignore[attr-defined]
     pool.flush = keeping
