@@ -14,7 +14,7 @@ from typing import Final
 from tests.support import ROOT
 
 EXTRAS: Final = ("redis", "embedded", "flower", "metrics", "django")
-# What an application gets without asking for it: the oldest that Celery 5.6.3 and kombu 5.6.0 accept.
+# What an application gets without asking for it: the oldest that Celery 5.5.0 and kombu 5.5.2 accept.
 BELOW: Final = ("amqp==5.1.1", "billiard==4.2.1", "vine==5.1.0")
 # What the tests need beside the package; never pinned, because no application installs it.
 TOOLS: Final = ("asyncpg", "gevent", "hypothesis", "psycopg2-binary", "pytest", "pytest-timeout", "pytest-xdist")
