@@ -67,12 +67,14 @@ class AMQP(CeleryAMQP):
 
     def _has_declared(self, producer: Any, options: dict[str, Any]) -> bool:
         """What kombu's ``maybe_declare`` would find, after it has copied the queue and its exchange."""
+        connection = producer.__connection__  # its channel would connect: that is for the publish, which tries again
         queue = options.get("queue")
         if queue is None and options.get("exchange") is None:
             queue = self.default_queue
         return (
             isinstance(queue, Queue)
             and queue.can_cache_declaration
-            and hash(queue) in producer.channel.connection.client.declared_entities
+            and connection is not None
+            and hash(queue) in connection.declared_entities
             and not before_task_publish.receivers  # they are told what will be declared
         )

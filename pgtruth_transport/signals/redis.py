@@ -145,11 +145,15 @@ class _Line:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        connection.connect()
-        connection.send_command("PING")  # a server that is paused or still loading must not pass for a good one
-        connection.read_response()
-        self._readable = select.poll()
-        self._readable.register(connection._sock, select.POLLIN)
+        try:
+            connection.connect()
+            connection.send_command("PING")  # a server that is paused or still loading must not pass for a good one
+            connection.read_response()
+            self._readable = select.poll()
+            self._readable.register(connection._sock, select.POLLIN)
+        except BaseException:
+            connection.disconnect()
+            raise
 
     def is_stale(self) -> bool:
         """Whether the server has closed it: an idle line has nothing to read."""
