@@ -67,7 +67,7 @@ class AMQP(CeleryAMQP):
 
     def _has_declared(self, producer: Any, options: dict[str, Any]) -> bool:
         """What kombu's ``maybe_declare`` would find, after it has copied the queue and its exchange."""
-        connection = producer.__connection__  # its channel would connect: that is for the publish, which tries again
+        connection = getattr(producer, "__connection__", None)  # its channel would connect, and that is for the publish
         queue = options.get("queue")
         if queue is None and options.get("exchange") is None:
             queue = self.default_queue
