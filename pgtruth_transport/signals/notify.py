@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import monotonic
@@ -128,6 +129,7 @@ class NotifyLink:
 
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
+        weakref.finalize(self, conn.close)  # a listener that nobody has closed leaves no session behind
         self._pgconn = conn.pgconn
         self._unsent: deque[tuple[bytes, Sequence[str]]] = deque()
         self._asked: Sequence[str] | None = None  # channels of the statement whose answer is awaited

@@ -13,6 +13,7 @@ import os
 import select
 import socket
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Any, Final
@@ -154,6 +155,7 @@ class _Line:
         except BaseException:
             connection.disconnect()
             raise
+        weakref.finalize(self, connection.disconnect)  # whoever drops the signal drops its socket, and no later
 
     def is_stale(self) -> bool:
         """Whether the server has closed it: an idle line has nothing to read."""
@@ -199,6 +201,7 @@ class RedisLink:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         connection.connect()
+        weakref.finalize(self, connection.disconnect)
         self._fileno: int = connection._sock.fileno()
 
     def fileno(self) -> int:
