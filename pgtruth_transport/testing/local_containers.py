@@ -98,18 +98,11 @@ class LocalContainer:
         self.stop()
 
 
-class LocalPostgres(LocalContainer):
-    """An embedded PostgreSQL; ``attrs["LocalUrl"]`` is its ``pgtruth://`` URL. A kill keeps its data."""
+class LocalServer(LocalContainer):
+    """An embedded server in a container's place."""
 
-    def __init__(self, image: str, command: Sequence[str], **options: Any) -> None:
-        super().__init__(image, **options)
-        given = dict(part.split("=", 1) for part in command if "=" in part)
-        self.server = EmbeddedPostgres(options=given)
-        self._runs = False
-
-    @property
-    def attrs(self) -> dict[str, Any]:
-        return {**super().attrs, "LocalUrl": self.server.url}
+    server: EmbeddedPostgres | EmbeddedValkey
+    _runs = False
 
     @property
     def status(self) -> str:
@@ -134,7 +127,20 @@ class LocalPostgres(LocalContainer):
         self.server.stop()
 
 
-class LocalRedis(LocalContainer):
+class LocalPostgres(LocalServer):
+    """An embedded PostgreSQL; ``attrs["LocalUrl"]`` is its ``pgtruth://`` URL. A kill keeps its data."""
+
+    def __init__(self, image: str, command: Sequence[str], **options: Any) -> None:
+        super().__init__(image, **options)
+        given = dict(part.split("=", 1) for part in command if "=" in part)
+        self.server = EmbeddedPostgres(options=given)
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        return {**super().attrs, "LocalUrl": self.server.url}
+
+
+class LocalRedis(LocalServer):
     """An embedded Valkey on the image's own port of a loopback address of its own, which is its host name too.
 
     A port of 127.0.0.1 is published for it. It keeps nothing over a restart. Needs a machine where all of 127.0.0.0/8
@@ -149,30 +155,10 @@ class LocalRedis(LocalContainer):
         self.server = EmbeddedValkey(host=self.address, port=self.PORT, options=_directives(command))
         self._forwarder = PortForwarder((self.address, self.PORT))
         self.published = {f"{self.PORT}/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(self._forwarder.port)}]}
-        self._runs = False
-
-    @property
-    def status(self) -> str:
-        return "running" if self._runs else "exited"
-
-    def start(self) -> None:
-        self.server.start()
-        self._runs = True
-
-    def kill(self, signal: str | int | None = None) -> None:
-        self.server.stop_hard()
-        self._runs = False
-
-    def stop(self, timeout: float = 10) -> None:
-        self.kill()
-
-    def logs(self, **options: Any) -> bytes:
-        return self.server.log.read_bytes()
 
     def remove(self, force: bool = False, **options: Any) -> None:
-        self._runs = False
         self._forwarder.close()
-        self.server.stop()
+        super().remove(force, **options)
 
 
 class LocalCommand(LocalContainer):
