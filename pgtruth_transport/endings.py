@@ -181,17 +181,8 @@ def _failed_attempt(app: Any, database: Database, job: Job, lease: Lease) -> Att
     else:
         text = f"its worker {lease.owned_by} stopped renewing the lease; {job.retry_count} of its retries were spent"
     attempt = Attempt(lease, database.settings, job.retry_count)
-    context = context_of(app, job)
-    exc = WorkerLostError(text)
-    foreign = _foreign(app, job)
-    if foreign is not None:
-        attempt.after.append(partial(_tell, job.id, partial(foreign.mark_as_failure, job.id, exc, request=context)))
-    with attempts.ending(attempt):
-        try:
-            if foreign is None:
-                _backend(app, job).mark_as_failure(job.id, exc, request=context)
-        except Exception:
-            logger.exception("%s[%s]: an errback or the chord could not be told of its end", job.task, job.id)
+    context, exc = context_of(app, job), WorkerLostError(text)
+    _mark(app, attempt, job, lambda backend: backend.mark_as_failure(job.id, exc, request=context))
     attempt.end(attempts.failed(f"WorkerLostError: {text}"))
     return attempt
 
@@ -262,37 +253,32 @@ def acting(url: str, settings: Settings) -> Any:
 
 def _ended_unheld(app: Any, database: Database, job: Job, lease: Lease, reason: str, state: str) -> Attempt:
     attempt = Attempt(lease, database.settings)
-    context = context_of(app, job)
-    foreign, exc = _foreign(app, job), TaskRevokedError(reason)
-    if foreign is not None and state == "REVOKED":
-        attempt.after.append(partial(_tell, job.id, partial(foreign.mark_as_revoked, job.id, reason, request=context)))
-    elif foreign is not None:
-        attempt.after.append(partial(_tell, job.id, partial(foreign.mark_as_failure, job.id, exc, request=context)))
-    with attempts.ending(attempt):
-        try:
-            if foreign is not None:
-                pass
-            elif state == "REVOKED":
-                _backend(app, job).mark_as_revoked(job.id, reason, request=context)
-            else:
-                _backend(app, job).mark_as_failure(job.id, exc, request=context)
-        except Exception:
-            logger.exception("%s[%s]: an errback or the chord could not be told of its end", job.task, job.id)
+    context, exc = context_of(app, job), TaskRevokedError(reason)
+    if state == "REVOKED":
+        _mark(app, attempt, job, lambda backend: backend.mark_as_revoked(job.id, reason, request=context))
+    else:
+        _mark(app, attempt, job, lambda backend: backend.mark_as_failure(job.id, exc, request=context))
     meta = attempt.ending.meta if attempt.ending is not None else None
     outcome = Outcome.CANCELLED if state == "REVOKED" else Outcome.FAILED
     attempt.ending = Ending(Status.FAILED, outcome, state, None, meta, reason)
     return attempt
 
 
-def _backend(app: Any, job: Job) -> Any:
+def _mark(app: Any, attempt: Attempt, job: Job, mark: Callable[[Any], object]) -> None:
+    """Have the job's result backend note its end in ``attempt``.
+
+    One of a ``TruthTask`` that is not ours would settle by a connection of its own, and wait: told after the commit.
+    """
     task = app.tasks.get(job.task)
-    return app.backend if task is None else task.backend
-
-
-def _foreign(app: Any, job: Job) -> Any:
-    """The result backend of a ``TruthTask`` that is not ours: it would settle by a connection of its own, and wait."""
-    backend = _backend(app, job)
-    return backend._backend if isinstance(backend, SettledFirst) else None
+    backend = app.backend if task is None else task.backend
+    if isinstance(backend, SettledFirst):
+        attempt.after.append(partial(_tell, job.id, partial(mark, backend._backend)))
+        return
+    with attempts.ending(attempt):
+        try:
+            mark(backend)
+        except Exception:
+            logger.exception("%s[%s]: an errback or the chord could not be told of its end", job.task, job.id)
 
 
 def context_of(app: Any, job: Job) -> Context:
