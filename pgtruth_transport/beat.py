@@ -15,6 +15,7 @@ Entries are known by their names: apps that share a schema share the entries tha
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -46,7 +47,6 @@ PATIENCE: Final = 20.0
 KEEP, TIDY, TIDY_BATCH = 86_400.0, 60.0, 1000
 _OUTAGE: Final = (*CONNECTION_ERRORS, OperationalError)
 _CLOCK_SET_BACK: Final = timedelta(minutes=1)
-_EX_CONFIG: Final = 78  # sysexits.h: something is configured wrongly
 
 
 class Tick(NamedTuple):
@@ -141,7 +141,7 @@ class PgTruthScheduler(Scheduler):
         except SchemaError as exc:
             logger.critical("beat: %s", exc)
             self._misfit = True
-            raise SystemExit(_EX_CONFIG) from None
+            raise SystemExit(os.EX_CONFIG) from None
         if self._away:
             logger.warning("beat: the database is back")
         self._away = False
@@ -153,7 +153,7 @@ class PgTruthScheduler(Scheduler):
         finally:
             self._drop_connection()
         if self._misfit:
-            raise SystemExit(_EX_CONFIG)  # once more: Celery takes the first for a wish to stop, and exits with 0
+            raise SystemExit(os.EX_CONFIG)  # once more: Celery takes the first for a wish to stop, and exits with 0
 
     @property
     def info(self) -> str:

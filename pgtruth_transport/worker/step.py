@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +25,6 @@ from .takeback import keep_sent, was_dropped
 
 logger = get_logger(__name__)
 
-EX_CONFIG = 78  # sysexits.h: something is configured wrongly
 # Both run for the driver types that they name: ours has the fanout exchanges that they need.
 Mingle.compatible_transports.add("pgtruth")
 Gossip.compatible_transports.add("pgtruth")
@@ -125,7 +125,7 @@ def _checked(connect: Callable[[], Any], settings: Settings) -> Callable[[], Any
             check(settings)
         except SchemaError as exc:
             logger.critical("%s", exc)
-            raise WorkerShutdown(EX_CONFIG) from None
+            raise WorkerShutdown(os.EX_CONFIG) from None
         info = connection.info
         connection.info = lambda: {**info(), "hostname": mask_url(str(info()["hostname"]))}
         return connection
