@@ -18,7 +18,7 @@ from pgtruth_transport.jobs import Job, Lease
 from pgtruth_transport.runtime import runtime
 from pgtruth_transport.settings import Settings
 from tests.support import WorkerProcess, eventually, runs
-from tests.support_jobs import NAME, client, send, wait_status
+from tests.support_jobs import NAME, QUICK, client, send, wait_status
 from tests.support_lifecycle import FAILED, claim, lease_of, let_lease_run_out, read
 
 Connection = psycopg.Connection[Any]
@@ -27,9 +27,7 @@ Start = Callable[..., WorkerProcess]
 
 @pytest.fixture
 def app(database_url: str) -> Celery:
-    return client(
-        database_url, {"signal_url": "silent://", "retry_limit": 0, "lease_seconds": 1.0, "reap_interval": 1.0}
-    )
+    return client(database_url, {**QUICK, "retry_limit": 0})
 
 
 @pytest.fixture

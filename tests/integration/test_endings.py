@@ -17,7 +17,7 @@ from pgtruth_transport.runtime import runtime
 from pgtruth_transport.settings import Settings
 from pgtruth_transport.task import TruthTask
 from tests.support import eventually
-from tests.support_jobs import client
+from tests.support_jobs import QUICK, client
 from tests.support_lifecycle import claim, job_row, let_lease_run_out, read, read_all
 
 Connection = psycopg.Connection[Any]
@@ -26,9 +26,7 @@ SIMPLE_BODY = b'[[], {}, {"callbacks": null, "errbacks": null, "chain": null, "c
 
 @pytest.fixture
 def app(database_url: str) -> Celery:
-    return client(
-        database_url, {"signal_url": "silent://", "retry_limit": 0, "lease_seconds": 1.0, "reap_interval": 1.0}
-    )
+    return client(database_url, {**QUICK, "retry_limit": 0})
 
 
 @pytest.fixture
@@ -129,7 +127,7 @@ def test_an_end_that_no_holder_writes_is_told_to_a_foreign_backend(
     database_url: str, conn: Connection, why: str
 ) -> None:
     """After its commit, in the sweep's own transaction: no second connection waits for the rows that it has locked."""
-    options = {"signal_url": "silent://", "retry_limit": 0, "lease_seconds": 1.0, "reap_interval": 1.0}
+    options = {**QUICK, "retry_limit": 0}
     app = Celery("tests.foreign", broker=database_url, backend="cache+memory://", set_as_current=False)
     app.conf.broker_transport_options = options
 

@@ -20,6 +20,7 @@ from pgtruth_transport.runtime import runtime
 from pgtruth_transport.settings import Settings
 from pgtruth_transport.states import Outcome, Status
 from pgtruth_transport.testing.processes import free_port
+from tests.support_jobs import QUICK
 from tests.support_lifecycle import (
     DONE,
     FAILED,
@@ -39,7 +40,6 @@ from tests.support_lifecycle import (
 
 pytestmark = pytest.mark.one_database
 Connection = psycopg.Connection[Any]
-QUICK = {"lease_seconds": 1.0, "reap_interval": 1.0, "signal_url": "silent://"}
 
 
 class Service(NamedTuple):
