@@ -19,6 +19,10 @@ class Stopping(PgTruthError):
     """This process is stopping and the server does not answer: trying until it does would keep it from ending."""
 
 
+class EventHeldBack(PgTruthError):
+    """An event of a worker could not be sent, as the database is out of reach: its dispatcher keeps it until later."""
+
+
 class RefusedMessage(PgTruthError, ValueError):
     """A message cannot be stored (for instance a NUL byte in a queue name): nothing was written."""
 

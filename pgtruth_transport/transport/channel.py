@@ -8,8 +8,9 @@ all processes. A channel that closes gives back what it holds; if its process di
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from kombu.exceptions import ChannelError
@@ -19,6 +20,7 @@ from kombu.utils.uuid import uuid
 
 from .. import attempts, lifecycle, publish
 from ..db import CONNECTION_ERRORS
+from ..errors import EventHeldBack
 from ..jobs import Lease, Requeue
 from ..signals import SignalError
 from ..states import Outcome
@@ -30,6 +32,30 @@ if TYPE_CHECKING:
     from .transport import Transport
 
 logger = logging.getLogger("kombu.transport.pgtruth")
+
+
+class _ThisThread(threading.local):
+    events: str | None = None
+
+
+#: ``events``: the exchange of a worker's events, in the thread that runs this worker's event loop.
+this_thread = _ThisThread()
+
+
+@contextmanager
+def _events_do_not_wait(exchange: str | None) -> Iterator[None]:
+    """Raise an error that is no connection error for an event that a worker's loop cannot send.
+
+    Celery's heartbeat tries again for as long as it gets connection errors, in the loop, which would then never learn
+    that the server is gone and never reconnect. With another error its dispatcher keeps the event for later. An event
+    that a body sends in this thread (solo) may wait: the body wants it sent.
+    """
+    try:
+        yield
+    except CONNECTION_ERRORS as exc:
+        if exchange is None or exchange != this_thread.events or attempts.current() is not None:
+            raise
+        raise EventHeldBack(f"the database is out of reach: {exc}") from exc
 
 
 class Delivered(virtual.Message):
@@ -91,8 +117,11 @@ class Channel(virtual.Channel):
         return to_rabbitmq_queue_arguments(arguments or {}, **kwargs)
 
     def basic_publish(self, message: encoding.Payload, exchange: str, routing_key: str, **kwargs: Any) -> None:
-        properties = message["properties"]
-        properties["delivery_info"].update(exchange=exchange, routing_key=routing_key)
+        message["properties"]["delivery_info"].update(exchange=exchange, routing_key=routing_key)
+        with _events_do_not_wait(exchange):
+            self._publish(message, exchange, routing_key)
+
+    def _publish(self, message: encoding.Payload, exchange: str, routing_key: str) -> None:
         route = self._route(exchange, routing_key)
         queues = list(route)
         if encoding.is_task(message) and len(queues) <= 1 and not any(route.values()):
@@ -103,7 +132,7 @@ class Channel(virtual.Channel):
             row = encoding.job_row(message, queues[0], self._get_message_priority(message))
             publish.publish(self.runtime.database, self.runtime.signal, [row])
         elif queues:
-            properties["delivery_tag"] = self._next_delivery_tag()
+            message["properties"]["delivery_tag"] = self._next_delivery_tag()
             self._put_message(queues, message)
 
     def _put_message(self, queues: list[str], message: encoding.Payload) -> None:
@@ -229,7 +258,7 @@ class Channel(virtual.Channel):
     ) -> None:
         kind = type or "direct"
         name = exchange or f"amq.{kind}"
-        with self._entity_connection() as conn:
+        with _events_do_not_wait(exchange), self._entity_connection() as conn:
             if not passive:
                 self.entities.declare_exchange(conn, name, kind, durable, auto_delete)
             elif not self.entities.has_exchange(conn, name):

@@ -94,6 +94,7 @@ class Transport(virtual.Transport):
         if self.worker is not None:
             self.worker.deliver = self.worker.request_turn = None
             self.worker = None
+            channels.this_thread.events = None
         self._closed = True  # consumers that go with their channels change nothing any more
         self._unlisten()
         super().close_connection(connection)
@@ -104,6 +105,8 @@ class Transport(virtual.Transport):
         worker.deliver = self._deliver_job
         worker.request_turn = self._request_turn
         worker.transient_queues = lambda: list(self._callbacks)
+        if worker.consumer.hub is not None:
+            channels.this_thread.events = worker.app.conf.event_exchange
         self.consumers_changed()
         self._request_turn(0)  # what has ended while there was no connection
 

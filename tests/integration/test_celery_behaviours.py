@@ -25,6 +25,7 @@ from pgtruth_transport.testing.servers import EmbeddedPostgres
 from pgtruth_transport.urls import parse_url
 from tests import support
 from tests.support import WorkerProcess, eventually, runs
+from tests.support_field import proxied
 
 Start = Callable[..., WorkerProcess]
 
@@ -173,6 +174,24 @@ def test_a_worker_whose_database_restarts_says_so_and_works_on(tmp_path: Path, b
             process.stop()
             client.close()
             connections.close_all()
+
+
+def test_a_heartbeat_that_meets_a_dead_server_first_does_not_hold_the_worker(
+    worker: Start, database_url: str, redis_url: str
+) -> None:
+    """Celery sends it again for as long as it gets connection errors, in the loop; the poll must come to its turn."""
+    with proxied(database_url) as (proxy, url):
+        process = worker(
+            url, result=url, options={"signal_url": redis_url, "poll_interval": 8}, args=["--heartbeat-interval=1"]
+        )
+        time.sleep(1)  # past what the start publishes
+        proxy.refuse()
+        process.wait_output("Connection to broker lost", timeout=20)
+        process.wait_output("Trying again in", timeout=20)
+        proxy.heal()
+        process.wait_output("Connected to", timeout=20, times=2)
+        with closing(Celery("client", broker=database_url, backend=database_url, set_as_current=False)) as client:
+            assert queued(client).get(timeout=20) == 1
 
 
 def test_a_dead_server_is_a_connection_error_within_ten_seconds() -> None:
