@@ -11,7 +11,7 @@ Every function takes a psycopg connection first, in autocommit mode or inside th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import psycopg
@@ -63,11 +63,7 @@ def _values(row: JobRow) -> dict[str, Any]:
 
 def enqueue(conn: Connection, db: Database, rows: Sequence[JobRow]) -> set[str]:
     """Insert ``rows`` as ``queued``; return the ids that are new (or were open). A known id changes nothing."""
-    if len(rows) == 1:
-        cursor = conn.execute(db.sql("job_enqueue_one"), _values(rows[0]))
-    else:
-        cursor = conn.execute(db.sql("job_enqueue"), enqueue_parameters(rows))
-    new = {row[0] for row in cursor.fetchall()}
+    new = {row[0] for row in conn.execute(db.sql("job_enqueue"), enqueue_parameters(rows)).fetchall()}
     stand_in(conn, db, [row for row in rows if row.id not in new])
     return new
 
@@ -85,20 +81,31 @@ def leads_on(row: JobRow) -> bool:
 
 
 def enqueue_now(
-    conn: OwnConnection, db: Database, row: JobRow, then: roundtrip.Call | None
-) -> tuple[bool, psycopg.Error | None]:
-    """Insert and commit one row, and make the call ``then`` after its commit, in one round trip.
+    conn: OwnConnection,
+    db: Database,
+    row: JobRow,
+    channel: str | None = None,
+    committed: Callable[[], None] | None = None,
+) -> bool:
+    """Insert one row, commit and flush it, in one round trip; return whether the id is new (or was open).
 
-    Returns whether the id is new (or was open), and the error of ``then``, which changes nothing of that.
+    Workers may have the row as soon as it is committed, while its flush is still awaited: their claim is flushed after
+    it, or not at all. So the commit sends a NOTIFY to ``channel``, and is followed by a call of ``committed``, which
+    must not raise. Raises the error of either; after one of the flush the row may be there, and may yet be lost.
     """
-    insert = roundtrip.Call(roundtrip.statement("job_enqueue_one", db.settings.schema, (roundtrip.text,)), _values(row))
-    inserted, *called = roundtrip.run(conn, [insert, then] if then else [insert])
-    if isinstance(inserted, psycopg.Error):
-        raise inserted
+    schema = db.settings.schema
+    insert = roundtrip.statement("job_enqueue_one", schema, (roundtrip.text,))
+    flush = roundtrip.statement("job_flush", schema, (roundtrip.boolean,))
+    calls = roundtrip.Call(insert, {**_values(row), "channel": channel}), roundtrip.Call(flush, {"id": row.id})
+    inserted, flushed = roundtrip.run(conn, calls, committed)
+    for outcome in (inserted, flushed):
+        if isinstance(outcome, psycopg.Error):
+            raise outcome
+    if not flushed:
+        raise psycopg.OperationalError(f"the server that has answered does not have job {row.id}: publish it again")
     if not inserted:
         stand_in(conn, db, [row])
-    failures = [outcome for outcome in called if isinstance(outcome, psycopg.Error)]
-    return bool(inserted), failures[0] if failures else None
+    return bool(inserted)
 
 
 def signal_failed(conn: Connection, db: Database, ids: Iterable[str]) -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Protocol
 
 import psycopg
 
 from . import attempts, lifecycle
-from .db import Database, retrying
+from .db import Database, is_lost, retrying
 from .jobs import JobRow
 from .signals import Signal, SignalError
 
@@ -59,20 +60,31 @@ def publish(database: Database, signal: Signal, rows: Sequence[JobRow]) -> None:
 
 
 def _publish_one(database: Database, signal: Signal, row: JobRow) -> None:
-    """One row, and its wake-up in the same round trip where that goes through the same server."""
-    then = signal.wake_call([row.queue]) if row.due_soon else None
+    """One row: its commit wakes the workers, or else they are woken while it is being flushed."""
+    channel = signal.notify_channel(row.queue) if row.due_soon else None
+    failures: list[SignalError] = []
 
-    def insert() -> tuple[bool, psycopg.Error | None]:
+    def wake_meanwhile() -> None:
+        try:
+            signal.wake({row.queue: [row.id]})
+        except SignalError as exc:
+            failures.append(exc)
+
+    def insert(channel: str | None) -> bool:
+        committed = wake_meanwhile if row.due_soon and channel is None else None
         with database.asking() as conn:
-            return lifecycle.enqueue_now(conn, database, row, then)
+            return lifecycle.enqueue_now(conn, database, row, channel, committed)
 
-    new, failure = retrying(insert)
+    try:
+        new = retrying(partial(insert, channel))
+    except psycopg.Error as exc:
+        if channel is None or is_lost(exc):
+            raise
+        new = retrying(partial(insert, None))  # the NOTIFY may be what the server refused
     if not new:
         warn_known([row], set())
-    elif failure is not None:
-        _park(database, [row.id], failure)
-    elif then is None:
-        wake(database, signal, [row])
+    elif failures:
+        _park(database, [row.id], failures[0])
 
 
 def warn_known(rows: Sequence[JobRow], new: set[str]) -> None:

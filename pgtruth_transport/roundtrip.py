@@ -73,27 +73,32 @@ def statement(name: str, schema: str, columns: tuple[Column, ...] = ()) -> State
     return Statement(f"pgtruth_{name}_{digest[:8]}".encode(), query, tuple(numbers), columns)
 
 
-def run(conn: Connection, calls: Sequence[Call]) -> list[list[Row] | psycopg.Error]:
+def run(
+    conn: Connection, calls: Sequence[Call], committed: Callable[[], None] | None = None
+) -> list[list[Row] | psycopg.Error]:
     """The rows of each call, or its error; ``conn`` is in autocommit and outside any transaction.
 
+    ``committed`` is called when the first has committed, while the server is busy with the others.
     A rollback discards all that is prepared on the connection (psycopg sees to that). The first call that finds it so
     is run again, and those after it.
     """
-    outcomes = _run(conn, calls)
+    outcomes = _run(conn, calls, committed)
     for index, outcome in enumerate(outcomes):
         if isinstance(outcome, psycopg.errors.InvalidSqlStatementName):
-            return outcomes[:index] + _run(conn, calls[index:])
+            return outcomes[:index] + _run(conn, calls[index:], None if index else committed)
     return outcomes
 
 
-def _run(conn: Connection, calls: Sequence[Call]) -> list[list[Row] | psycopg.Error]:
+def _run(
+    conn: Connection, calls: Sequence[Call], committed: Callable[[], None] | None
+) -> list[list[Row] | psycopg.Error]:
     pgconn, outcomes = conn.pgconn, list[list[Row] | psycopg.Error]()
     alone = len(calls) == 1 and (conn.prepare_threshold is None or calls[0].statement.name in conn.prepared)
     whole = False
     try:
         if not alone:
             pgconn.enter_pipeline_mode()
-        conn.wait(_exchange(conn, calls, outcomes, alone))
+        conn.wait(_exchange(conn, calls, outcomes, alone, committed))
         if not alone:
             pgconn.exit_pipeline_mode()
         whole = True
@@ -114,7 +119,11 @@ def one(conn: Connection, call: Call) -> list[Row]:
 
 
 def _exchange(
-    conn: Connection, calls: Sequence[Call], outcomes: list[list[Row] | psycopg.Error], alone: bool
+    conn: Connection,
+    calls: Sequence[Call],
+    outcomes: list[list[Row] | psycopg.Error],
+    alone: bool,
+    committed: Callable[[], None] | None,
 ) -> Generator[Wait, Ready, None]:
     """Send all, then read all; resumed when the socket is ready (and at times when it is not).
 
@@ -150,6 +159,8 @@ def _exchange(
             made = calls[len(outcomes)].statement
             if result.status == ExecStatus.PIPELINE_SYNC:
                 outcomes.append(failure or rows)
+                if committed is not None and len(outcomes) == 1 and failure is None:
+                    committed()
                 failure, rows = None, []
                 if len(outcomes) == len(calls):
                     return

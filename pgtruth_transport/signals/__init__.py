@@ -10,7 +10,7 @@ therefore costs at most one poll interval.
 ======================================  ==================================================================
 ``signal = open_signal(settings, db)``   by ``settings.signal_url``; connects to nothing yet
 ``signal.wake({queue: [job id, …]})``    within ``settings.signal_timeout``, or SignalError
-``signal.wake_call([queue, …])``          the same as a call to the database, where it travels there; else None
+``signal.notify_channel(queue)``           for a NOTIFY by the insert's own commit; None where signals travel elsewhere
 ``signal.announce([job id, …])``         best effort, never raises; the same bound
 ``listener = signal.listener()``         connects at the first ``watch*``
 ``listener.watch(queues)``               replaces the set of watched queues; waits at most 0.2 s for a connection
@@ -37,7 +37,6 @@ LARGEST: Final = 8000
 
 if TYPE_CHECKING:
     from pgtruth_transport.db import Database
-    from pgtruth_transport.roundtrip import Call
     from pgtruth_transport.settings import Settings
 
 __all__ = [
@@ -99,8 +98,8 @@ class Signal(Protocol):
     def wake(self, queues: Mapping[str, Sequence[str]]) -> None:
         """Say that these queues have these new jobs; raises :class:`SignalError` within ``signal_timeout``."""
 
-    def wake_call(self, queues: Sequence[str]) -> Call | None:
-        """:meth:`wake` as a call that follows an insert on its own connection; None where it travels elsewhere."""
+    def notify_channel(self, queue: str) -> str | None:
+        """The channel on which an insert's own commit may wake the queue; None where signals travel elsewhere."""
 
     def announce(self, job_ids: Sequence[str]) -> None:
         """Say that these jobs have ended. Never raises: whoever waits also polls."""

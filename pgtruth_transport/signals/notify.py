@@ -1,12 +1,12 @@
 """Signals by PostgreSQL's own NOTIFY and LISTEN: nothing else to run.
 
-Promises: NOTIFY is never part of the transaction that it speaks of. It goes out after the commit: in the round trip of
-a single publish (:meth:`~NotifySignal.wake_call`), otherwise on another connection. Its payload is empty (job ids for
-results), its channel's name short whatever the queue is called. The server takes one lock for it at commit: a
-transaction that does nothing else has nothing to flush, so it is held briefly, where inside the application's
-transaction it is held during the flush, and commits queue up. If the process dies in between, nothing was sent, and
-polling finds the rows. One bound is looser than elsewhere: ``wake`` may take ``connect_timeout`` where no pooled
-connection is left, and a single publish waits that long for both its answers.
+Promises: a NOTIFY goes out after the commit, and no transaction that it is part of is flushed before it ends. For the
+server takes one lock over all databases for it at commit: where that is held during a flush, as in the application's
+transaction, commits queue up. A single publish commits with its NOTIFY and awaits the flush afterwards
+(:meth:`~NotifySignal.notify_channel`); all others are sent alone, on another connection; if the process dies in
+between, nothing was sent, and polling finds the rows. The payload is empty (job ids for results), the channel's name
+short whatever the queue is called. One bound is looser than elsewhere: ``wake`` may take ``connect_timeout`` where no
+pooled connection is left.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from psycopg.pq import ConnStatus, ExecStatus
 from psycopg.sql import SQL, Composable, Identifier
 
 from pgtruth_transport.db import Connection, Database
-from pgtruth_transport.roundtrip import Call, statement
 from pgtruth_transport.settings import Settings
 
 from . import SignalError, result_payloads, results_channel, wake_channel
@@ -62,8 +61,8 @@ class NotifySignal:
         if queues:
             self._batcher(dict.fromkeys(queues, ""), self._settings.signal_timeout)
 
-    def wake_call(self, queues: Sequence[str]) -> Call:
-        return Call(statement("signal_wake", self._settings.schema), {"channels": self._channels(queues)})
+    def notify_channel(self, queue: str) -> str:
+        return wake_channel(self._settings.schema, queue)
 
     def announce(self, job_ids: Sequence[str]) -> None:
         """One statement; ids that fit together travel in one payload."""

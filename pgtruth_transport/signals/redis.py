@@ -70,7 +70,7 @@ class RedisSignal:
         if queues:
             self._batcher({queue: next(iter(ids), "") for queue, ids in queues.items()}, self._timeout)
 
-    def wake_call(self, queues: Sequence[str]) -> None:
+    def notify_channel(self, queue: str) -> None:
         return None
 
     def announce(self, job_ids: Sequence[str]) -> None:

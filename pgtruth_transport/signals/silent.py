@@ -15,7 +15,7 @@ class SilentSignal:
     def wake(self, queues: Mapping[str, Sequence[str]]) -> None:
         """Nothing: polling finds the rows."""
 
-    def wake_call(self, queues: Sequence[str]) -> None:
+    def notify_channel(self, queue: str) -> None:
         return None
 
     def announce(self, job_ids: Sequence[str]) -> None:

@@ -1,5 +1,5 @@
--- Called by: lifecycle.enqueue and lifecycle.enqueue_now, for a single publish: job_enqueue with plain values, which cost a client a fifth of arrays.
--- Locks: the row it inserts. An id that exists is left alone (first write wins), unless the job is open: then this is its message.
+-- Called by: lifecycle.enqueue_now, as a transaction of its own that returns before its flush, for which job_flush waits: workers look meanwhile.
+-- Locks: the row it inserts; the lock that the server takes for every NOTIFY at commit, held briefly, since no flush comes before its end. An id that exists is left alone (first write wins), unless the job is open: then this is its message.
 -- Index: jobs_pkey for the conflict.
 INSERT INTO {schema}.jobs AS j (
     id, status, task, queue, priority, run_at, expires_at, retry_count, headers, properties, body,
@@ -15,4 +15,5 @@ ON CONFLICT (id) DO UPDATE SET
     body = EXCLUDED.body, root_id = EXCLUDED.root_id, parent_id = EXCLUDED.parent_id, group_id = EXCLUDED.group_id,
     updated_at = clock_timestamp()
 WHERE j.status = 'queued' AND j.run_at = 'infinity'
-RETURNING j.id
+RETURNING j.id, set_config('synchronous_commit', 'off', true),
+    CASE WHEN %(channel)s::text IS NOT NULL THEN pg_notify(%(channel)s::text, '')::text END

@@ -51,6 +51,7 @@ HOT = {
     "job_delete_old": Hot({"jobs_ended", "jobs_pkey"}, rows=200, pages=2500),
     "job_enqueue": Hot(set(), rows=0, pages=300),
     "job_enqueue_one": Hot(set(), rows=0, pages=100),
+    "job_flush": Hot({"jobs_pkey"}, rows=1, pages=10),
     "job_signal_failed": Hot({"jobs_pkey"}, rows=8, pages=300),
     "job_end_queued": Hot({"jobs_pkey"}, rows=8, pages=300),
     "job_store": Hot(set(), rows=0, pages=200),
@@ -168,7 +169,8 @@ def parameters(conn: Connection, queues: int = 4) -> dict[str, dict[str, Any]]:
         "job_due_queues": {},
         "job_delete_old": {"status": "done", "keep": 10.0, "count": 100},
         "job_enqueue": lifecycle.enqueue_parameters([job_row(f"new{n}", queue="q1") for n in range(8)]),
-        "job_enqueue_one": {name: getattr(one, name) for name in one.__slots__},
+        "job_enqueue_one": {name: getattr(one, name) for name in one.__slots__} | {"channel": None},
+        "job_flush": {"id": queued[0]},
         "job_signal_failed": {"ids": queued},
         "job_end_queued": {"ids": queued, **ends},
         "job_store": {

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
 
 import psycopg
 import pytest
 
+from pgtruth_transport import db as connections
 from pgtruth_transport import lifecycle, publish, roundtrip
 from pgtruth_transport.db import Connection, Database, Silent
+from pgtruth_transport.migrate import migrate
 from pgtruth_transport.roundtrip import Call, Statement
 from pgtruth_transport.settings import Settings
 from pgtruth_transport.signals.notify import NotifySignal
-from pgtruth_transport.testing.servers import PostgresServer
+from pgtruth_transport.testing.servers import EmbeddedPostgres
 from tests.support_lifecycle import job_row, search
 
 NUMBER = (roundtrip.integer,)
@@ -139,9 +141,9 @@ def test_threads_on_connections_of_their_own(db: Database) -> None:
 
 def test_a_publish_and_its_cursor_twin_write_the_same_row(own: Connection, db: Database) -> None:
     given = {"eta": "2999-01-01T00:00:00+00:00", "priority": 7, "expires_in": 5.0, "retries": 2, "group_id": "g"}
-    assert lifecycle.enqueue_now(own, db, job_row("now", body=b"\x00\xff", **given), None) == (True, None)
+    assert lifecycle.enqueue_now(own, db, job_row("now", body=b"\x00\xff", **given))
     assert lifecycle.enqueue(own, db, [job_row("cursor", body=b"\x00\xff", **given)]) == {"cursor"}
-    assert lifecycle.enqueue_now(own, db, job_row("now", body=b"other"), None) == (False, None)
+    assert not lifecycle.enqueue_now(own, db, job_row("now", body=b"other"))
     columns = "status, task, queue, priority, run_at, retry_count, headers, properties, body, parent_id, group_id"
     rows = own.execute(f"SELECT {columns} FROM pgtruth.jobs").fetchall()
     assert len(rows) == 2
@@ -157,31 +159,94 @@ def test_a_claim_and_its_cursor_twin_return_the_same_job(own: Connection, db: Da
     assert mine.body == b"\x00\xff"
 
 
+def test_what_runs_meanwhile_runs_after_the_first_commit(own: Connection, db: Database) -> None:
+    """Before the second is answered; once; and not where the first has failed."""
+    seen: list[tuple[object, ...] | None] = []
+
+    def committed() -> None:
+        with db.connection() as other:
+            seen.append(other.execute("SELECT count(*) FROM meanwhile").fetchone())
+            other.execute("INSERT INTO meanwhile VALUES (2)")
+
+    own.execute("CREATE TABLE meanwhile (n int)")
+    insert = asks("INSERT INTO meanwhile VALUES (1) RETURNING n")
+    waits = asks("SELECT 1 FROM pg_sleep(0.5)")
+    counts = asks("SELECT count(*)::int FROM meanwhile")
+    assert roundtrip.run(own, [insert, waits, counts], committed) == [[(1,)], [(1,)], [(2,)]]
+    roundtrip.run(own, [asks("SELECT 1 / 0"), counts], committed)
+    assert seen == [(1,)]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_an_insert_leaves_the_session_as_it_was(own: Connection, db: Database, known: bool) -> None:
+    """It commits without waiting for the flush, and says so for its own transaction only."""
+    for _ in range(1 + known):
+        lifecycle.enqueue_now(own, db, job_row("a"))
+    assert own.execute("SHOW synchronous_commit").fetchone() == ("on",)
+
+
+def test_a_publish_in_an_applications_transaction_leaves_its_commit_alone(own: Connection, db: Database) -> None:
+    with own.transaction():
+        lifecycle.enqueue(own, db, [job_row("a")])
+        assert own.execute("SHOW synchronous_commit").fetchone() == ("on",)
+
+
+def test_what_is_published_outlives_the_server() -> None:
+    """All of it; the insert alone would not, since nothing else is flushed on this server for a while."""
+    lazy = {"fsync": "on", "wal_writer_delay": "10s", "bgwriter_delay": "10s", "autovacuum": "off"}
+    with EmbeddedPostgres(options=lazy | {"synchronous_commit": "on"}) as server:
+        url = server.url
+        migrate(Settings.make(url))
+        database = Database(Settings.make(url))
+        with database.connection() as conn:
+            assert lifecycle.enqueue_now(conn, database, job_row("a"))
+        server.stop_hard()
+        server.start()
+        database.close()
+        with database.connection() as conn:
+            assert conn.execute("SELECT id FROM pgtruth.jobs").fetchall() == [("a",)]
+            insert = roundtrip.statement("job_enqueue_one", "pgtruth", (roundtrip.text,))
+            row = job_row("b")
+            values = {name: getattr(row, name) for name in row.__slots__}
+            roundtrip.one(conn, Call(insert, {**values, "channel": None}))
+            assert conn.execute("SELECT id FROM pgtruth.jobs WHERE id = 'b'").fetchone() == ("b",)
+        server.stop_hard()
+        server.start()
+        database.close()
+        with database.connection() as conn:
+            assert conn.execute("SELECT id FROM pgtruth.jobs").fetchall() == [("a",)]
+        database.close()
+        connections.close_all()
+
+
+def test_a_server_that_does_not_have_the_job_is_a_lost_connection(own: Connection, db: Database) -> None:
+    """As behind an address that moves to another server between the commit and the flush."""
+    own.execute("CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+    own.execute("CREATE TRIGGER lost BEFORE INSERT ON pgtruth.jobs FOR EACH ROW EXECUTE FUNCTION nothing()")
+    with pytest.raises(psycopg.OperationalError, match="does not have job a"):
+        lifecycle.enqueue_now(own, db, job_row("a"))
+
+
 def test_a_wake_up_that_fails_parks_the_job(db: Database, conn: psycopg.Connection[tuple[object, ...]]) -> None:
     """ADR-002: the row is committed, ``enqueue_failed``, and the publish does not fail."""
 
     class Mute(NotifySignal):
-        def wake_call(self, queues: object) -> Call:
-            return asks("SELECT 1 / $1::int", 0)
+        def notify_channel(self, queue: str) -> str:
+            return "longer than a channel may be" * 4
+
+        def _channels(self, queues: Iterable[str]) -> list[str]:
+            return [self.notify_channel("")]
 
     publish.publish(db, Mute(db.settings, db), [job_row("a")])
     assert conn.execute("SELECT status FROM pgtruth.jobs").fetchall() == [("enqueue_failed",)]
 
 
-def test_a_wake_up_is_heard_only_after_the_commit(pg_server: PostgresServer, db: Database) -> None:
-    """NOTIFY in the insert's own transaction would hold the server's lock for it during the flush."""
-    settings: Settings = db.settings
-    signal = NotifySignal(settings, db)
-    with db.connection() as conn:
-        call = signal.wake_call(["celery"])
-        assert lifecycle.enqueue_now(conn, db, job_row("a"), call) == (True, None)
-        inserted = conn.execute("SELECT xmin::text::int8 FROM pgtruth.jobs").fetchone()
-        again = lifecycle.enqueue_now(conn, db, job_row("b"), call)
-        later = conn.execute("SELECT xmin::text::int8 FROM pgtruth.jobs WHERE id = 'b'").fetchone()
-    assert again == (True, None)
-    assert inserted is not None
-    assert later is not None
-    assert later[0] - inserted[0] >= 2  # the NOTIFY between them was a transaction too
+@pytest.mark.parametrize("channel", ["here", None])
+def test_the_commit_of_an_insert_wakes(own: Connection, db: Database, channel: str | None) -> None:
+    with closing(db.open("test")) as ear:
+        ear.execute("LISTEN here")
+        lifecycle.enqueue_now(own, db, job_row("a"), channel)
+        assert [heard.channel for heard in ear.notifies(timeout=0.5, stop_after=1)] == [channel] * bool(channel)
 
 
 def test_a_statement_that_was_discarded_is_prepared_again(db: Database) -> None:

@@ -122,9 +122,13 @@ def test_jobs_are_born_queued_or_as_a_known_end() -> None:
     assert "VALUES ( %(id)s, 'queued', " in text_of("job_enqueue_one")
 
 
+def _after(text: str, word: str) -> str:
+    return text[text.index(word) :]
+
+
 def test_one_job_and_many_are_enqueued_alike() -> None:
     one, many = text_of("job_enqueue_one"), text_of("job_enqueue")
-    assert one[one.index("ON CONFLICT") :] == many[many.index("ON CONFLICT") :]
+    assert _after(one, "ON CONFLICT").startswith(_after(many, "ON CONFLICT"))
     assert one[: one.index("VALUES")] == many[: many.index("SELECT")]
 
 
