@@ -19,6 +19,29 @@ from kombu import Queue
 from .transport.encoding import DELAY, EXPIRES_IN
 from .transport_names import is_ours
 
+#: Longer values and longer lists are Celery's, which shortens them.
+_MOST_ITEMS, _MOST_CHARACTERS = 8, 64
+
+
+def simple_repr(value: Any) -> str | None:
+    """What Celery's ``saferepr`` makes of a few plain arguments, at a fifth of its time; ``None`` for any others."""
+    if type(value) in (tuple, list) and len(value) <= _MOST_ITEMS:
+        items = [_simple_item(item) for item in value]
+        if None in items:
+            return None
+        text = ", ".join(items)  # type: ignore[arg-type]
+        if type(value) is list:
+            return f"[{text}]"
+        return f"({text},)" if len(items) == 1 else f"({text})"
+    return "{}" if value == {} and type(value) is dict else None
+
+
+def _simple_item(item: Any) -> str | None:
+    kind = type(item)
+    if kind is str:
+        return f"'{item}'" if len(item) <= _MOST_CHARACTERS and "'" not in item else None
+    return str(item) if kind in (int, float, bool, type(None)) and -(10**18) < (item or 0) < 10**18 else None
+
 
 class AMQP(CeleryAMQP):
     """Celery's message builder; a countdown stays a number of seconds, whatever the producer's clock says."""
@@ -44,6 +67,10 @@ class AMQP(CeleryAMQP):
         ours = self._ours
         if ours and isinstance(eta, datetime):
             eta = maybe_make_aware(eta, self.app.timezone)
+        if ours and options.get("argsrepr") is None:
+            options["argsrepr"] = simple_repr(args or ())
+        if ours and options.get("kwargsrepr") is None:
+            options["kwargsrepr"] = simple_repr(kwargs or {})
         message = super().as_task_v2(
             task_id, name, args, kwargs, countdown, eta, group_id, group_index, expires, *rest, **options
         )

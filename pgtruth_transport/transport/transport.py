@@ -162,6 +162,8 @@ class Transport(virtual.Transport):
 
     def _on_readable(self, *_: Any) -> None:
         self._hear()
+        if self._turn_at is not None and self._turn_at <= time.monotonic():
+            self._turn()  # now: what the loop does before it comes to it takes as long again
         if self.worker is not None and self.worker.busy() and self._fd >= 0:
             self._deaf = True
             self.loop.remove(self._fd)
@@ -220,10 +222,10 @@ class Transport(virtual.Transport):
             self.loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        self._turn_at = None
         worker = self.worker
-        if worker is None:
-            return
+        if worker is None or self._turn_at is None:
+            return  # had already
+        self._turn_at = None
         self._in_turn, again = True, True
         try:
             while again:
