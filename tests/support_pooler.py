@@ -123,12 +123,12 @@ class StandIn:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with client, suppress(OSError, EOFError):
             if _greet(client, self._sessions):
-                self._relay(client)
+                self._relay(_Messages(client))
 
-    def _relay(self, client: socket.socket) -> None:
+    def _relay(self, client: _Messages) -> None:
         """One transaction after the other, each in the session that has been idle for the longest time."""
         while not self._all_closed.is_set():
-            if not select.select([client], [], [], 0.5)[0]:
+            if not client.waiting and not select.select([client.socket], [], [], 0.5)[0]:
                 continue
             session = self._sessions.get()
             clean = False
@@ -145,6 +145,31 @@ class StandIn:
                 return
 
 
+class _Messages:
+    """The messages that come from one side. A part of one is kept: its rest may come only after more has been sent."""
+
+    def __init__(self, source: socket.socket) -> None:
+        self.socket = source
+        self.waiting = bytearray()
+
+    def receive(self) -> None:
+        part = self.socket.recv(65536)
+        if not part:
+            raise EOFError
+        self.waiting += part
+
+    def next(self) -> tuple[bytes, bytes] | None:
+        """The kind of the next message and all of it; ``None`` while it is not all here."""
+        if len(self.waiting) < 5:
+            return None
+        (length,) = struct.unpack("!i", self.waiting[1:5])
+        if len(self.waiting) < length + 1:
+            return None
+        message = bytes(self.waiting[: length + 1])
+        del self.waiting[: length + 1]
+        return message[:1], message
+
+
 class _Session:
     """A session of the server, logged in by psycopg and then spoken to directly."""
 
@@ -152,6 +177,7 @@ class _Session:
         self._conn = psycopg.connect(conninfo, autocommit=True, sslmode="disable", application_name="pgtruth:pooled")
         self.socket = socket.socket(fileno=os.dup(self._conn.pgconn.socket))
         self.socket.setblocking(True)
+        self._answers = _Messages(self.socket)
         self.left = False  # the client has gone
 
     def parameters(self) -> Iterator[tuple[str, str]]:
@@ -164,32 +190,37 @@ class _Session:
         self.socket.close()
         self._conn.close()
 
-    def transaction(self, client: socket.socket) -> bool:
+    def transaction(self, client: _Messages) -> bool:
         """Relay until the session is idle again; whether it may be given to somebody else."""
         self.left = False
-        awaited, unsynced, status = 0, False, b"I"
+        awaited, unsynced, status = False, False, b"I"
         while True:
-            ready, _, _ = select.select([client, self.socket], [], [], 60)
-            if client in ready:
-                try:
-                    kind, message = _read(client)
-                except (OSError, EOFError):
-                    kind, message = b"X", b""
+            while not awaited and (found := client.next()) is not None:
+                kind, message = found
                 if kind == b"X":
                     self.left = True
-                    return awaited == 0 and not unsynced and status == b"I"
-                awaited += kind in (b"S", b"Q")
-                unsynced = kind not in (b"S", b"Q")
+                    return not unsynced and status == b"I"
+                awaited = kind in (b"S", b"Q")
+                unsynced = not awaited
                 self.socket.sendall(message)
+            ready, _, _ = select.select([client.socket, self.socket], [], [], 60)
+            if client.socket in ready:
+                try:
+                    client.receive()
+                except (OSError, EOFError):
+                    self.left = True
+                    return not awaited and not unsynced and status == b"I"
             if self.socket in ready:
-                kind, message = _read(self.socket)
-                if kind == b"A":
-                    continue  # a notification for whoever listened in this session once
-                client.sendall(message)
-                if kind == b"Z":
-                    awaited, status = awaited - 1, message[5:6]
-                    if awaited == 0 and not unsynced and status == b"I":
-                        return True
+                self._answers.receive()
+                while (found := self._answers.next()) is not None:
+                    kind, message = found
+                    if kind == b"A":
+                        continue  # a notification for whoever listened in this session once
+                    client.socket.sendall(message)
+                    if kind == b"Z":
+                        awaited, status = False, message[5:6]
+                        if status == b"I":
+                            return True
 
 
 def _greet(client: socket.socket, sessions: queue.Queue[_Session]) -> bool:
@@ -214,12 +245,6 @@ def _greet(client: socket.socket, sessions: queue.Queue[_Session]) -> bool:
 
 def _message(kind: bytes, body: bytes) -> bytes:
     return kind + struct.pack("!i", len(body) + 4) + body
-
-
-def _read(source: socket.socket) -> tuple[bytes, bytes]:
-    head = _exactly(source, 5)
-    (length,) = struct.unpack("!i", head[1:])
-    return head[:1], head + _exactly(source, length - 4)
 
 
 def _exactly(source: socket.socket, count: int) -> bytes:

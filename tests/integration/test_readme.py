@@ -150,6 +150,8 @@ def test_enqueue_in_a_transaction_runs(block: Block, shop: dict[str, Any]) -> No
     dsn = shop["DATABASE_URL"]
     names = shop | ({"DATABASE_URL": dsn.replace("://", "+psycopg://", 1)} if block.kind[1] == "sqlalchemy" else {})
     exec(compile(block.text, _named(block.page), "exec"), names)
+    if "engine" in names:
+        names["engine"].dispose()
     with psycopg.connect(dsn) as connection:
         assert connection.execute("SELECT count(*) FROM orders").fetchone() == (1,)
         assert connection.execute("SELECT task, status FROM pgtruth.jobs").fetchall() == [("shop.add", "queued")]
