@@ -7,7 +7,6 @@ A crash loses nothing that a reader has seen.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Any
 
 from celery import states
 from celery.backends.base import BaseBackend
-from celery.exceptions import ImproperlyConfigured, NotRegistered, TaskRevokedError, TimeoutError
+from celery.exceptions import ImproperlyConfigured, NotRegistered, TaskRevokedError
 from celery.result import GroupResult, result_from_tuple
 from celery.utils.functional import _regen, arity_greater
 from celery.utils.serialization import UnpickleableExceptionWrapper
@@ -28,10 +27,11 @@ from .errors import SettingsError, TransactionError
 from .jobs import ChordPart, Ending, Stored, described, readable
 from .runtime import Runtime, runtime
 from .settings import Settings
+from .signatures import group_members, ids_before
 from .states import Outcome, Status
 from .transactions.scope import join, published_inside
 from .transport_names import is_ours
-from .waiting import Interest, Waiting
+from .waiting import Waiting
 
 _OURS = ("status", "result", "date_done", "task_id")
 
@@ -136,7 +136,7 @@ class PgTruthBackend(BaseBackend):
         """As Celery's, and a group at the end of the failed chain fails member by member: waiting for it ends."""
         super().mark_as_failure(task_id, exc, traceback, request, store_result, False, state)
         if request and store_result:
-            for member in _group_members(getattr(request, "chain", None) or ()):
+            for member in group_members(getattr(request, "chain", None) or ()):
                 self.store_result(member, exc, state, traceback=traceback)
         if request and call_errbacks and request.errbacks:
             self._call_task_errbacks(request, exc, traceback)
@@ -268,7 +268,7 @@ class PgTruthBackend(BaseBackend):
             yield task_id, meta
 
     def wait_for_pending(self, result: Any, timeout: float | None = None, on_message: Any = None, **kwargs: Any) -> Any:
-        self._refuse_uncommitted(_ids_before(result))
+        self._refuse_uncommitted(ids_before(result))
         if on_message is None:
             return super().wait_for_pending(result, timeout=timeout, **kwargs)
         callback, propagate = kwargs.pop("callback", None), kwargs.pop("propagate", True)
@@ -290,49 +290,17 @@ class PgTruthBackend(BaseBackend):
     def _ends(
         self, ids: list[str], timeout: float | None, on_interval: Callable[[], None] | None
     ) -> Iterator[tuple[str, dict[str, Any]]]:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        pending = dict.fromkeys(ids)
-        interest: Interest | None = None
-        try:
-            while True:
-                for task_id, meta in self._read_patiently(pending, deadline).items():
-                    if meta["status"] in states.READY_STATES:
-                        pending.pop(task_id, None)
-                        if meta["status"] == states.SUCCESS:
-                            self._cache[task_id] = meta
-                        elif on_interval is not None:
-                            on_interval()  # if a parent's failure is the reason, that one is raised
-                        yield task_id, meta
-                if not pending:
-                    return
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    raise TimeoutError("The operation timed out.")
-                if on_interval is not None:
-                    on_interval()
-                if interest is None:
-                    interest = self._interest(pending, left)
-                    continue  # it may have ended before the interest was known
-                interest.pending = set(pending)
-                interest.wait(left)
-        finally:
-            if interest is not None:
-                interest.__exit__()
-
-    def _interest(self, ids: Iterable[str], left: float | None) -> Interest:
         if self._waiting is None:
             self._waiting = Waiting(self.runtime)
-        return Interest(self._waiting, ids, left).__enter__()
+        for task_id, meta in self._waiting.ends(self._ready, ids, timeout, on_interval):
+            if meta["status"] == states.SUCCESS:
+                self._cache[task_id] = meta
+            elif on_interval is not None:
+                on_interval()  # if a parent's failure is the reason, that one is raised
+            yield task_id, meta
 
-    def _read_patiently(self, ids: Iterable[str], deadline: float | None) -> dict[str, dict[str, Any]]:
-        """Read, over a database that is away for a while, as long as the caller is prepared to wait."""
-        while True:
-            try:
-                return self._read(ids)
-            except CONNECTION_ERRORS:
-                if deadline is None or time.monotonic() > deadline:
-                    raise
-                time.sleep(min(0.5, max(0.0, deadline - time.monotonic())))
+    def _ready(self, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+        return {task_id: meta for task_id, meta in self._read(ids).items() if meta["status"] in states.READY_STATES}
 
     # Groups and chords.
 
@@ -407,36 +375,6 @@ def _with_errbacks(request: Any, errbacks: list[Any]) -> Any:
     found = copy(request)
     found.errbacks = errbacks
     return found
-
-
-def _ids_before(result: Any) -> Iterator[str]:
-    """The ids of a result and of everything before it in its chain."""
-    while result is not None:
-        yield result.id
-        for child in getattr(result, "results", None) or ():
-            yield from _ids_before(child)
-        result = result.parent
-
-
-def _group_members(chain: Iterable[Any]) -> Iterator[str]:
-    """The ids of the results that the groups in this chain would have had."""
-    for signature in chain:
-        if signature.get("subtask_type") == "group":
-            yield from _result_ids(signature)
-
-
-def _result_ids(signature: Any) -> Iterator[str]:
-    kwargs = signature.get("kwargs") or {}
-    match signature.get("subtask_type"):
-        case "group" | "chain":
-            for task in kwargs.get("tasks") or ():
-                yield from _result_ids(task)
-        case "chord":
-            yield from _result_ids(kwargs["body"])
-        case _:
-            task_id = signature.get("options", {}).get("task_id")
-            if task_id:
-                yield task_id
 
 
 def _settings(app: Any, url: str | None) -> Settings:

@@ -12,11 +12,16 @@ import select
 import threading
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+
+from celery.exceptions import TimeoutError
 
 from .db import CONNECTION_ERRORS
 from .runtime import Runtime
+
+#: What a result backend knows of one task, as Celery's ``get_task_meta`` returns it.
+Meta = dict[str, Any]
 
 #: Seconds between looks at the database while a listener is connected, and the first one where none is.
 LOOK, FIRST_LOOK = 0.5, 0.05
@@ -77,6 +82,42 @@ class Waiting:
         self.name = f"{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self.hears = False
 
+    def ends(
+        self,
+        read: Callable[[Iterable[str]], dict[str, Meta]],
+        ids: Iterable[str],
+        timeout: float | None,
+        on_interval: Callable[[], None] | None,
+    ) -> Iterator[tuple[str, Meta]]:
+        """The ends of ``ids`` as they come; ``read`` returns those that have ended.
+
+        ``timeout`` in seconds, then :class:`celery.exceptions.TimeoutError`; ``on_interval`` is called between looks. A
+        database that is away is waited for as long as the caller is prepared to wait.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pending = dict.fromkeys(ids)
+        interest: Interest | None = None
+        try:
+            while True:
+                for job_id, meta in _read_patiently(read, pending, deadline).items():
+                    del pending[job_id]
+                    yield job_id, meta
+                if not pending:
+                    return
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimeoutError("The operation timed out.")
+                if on_interval is not None:
+                    on_interval()
+                if interest is None:
+                    interest = Interest(self, pending, left).__enter__()
+                    continue  # it may have ended before the interest was known
+                interest.pending = set(pending)
+                interest.wait(left)
+        finally:
+            if interest is not None:
+                interest.__exit__()
+
     def add(self, interest: Interest) -> None:
         if self._pid != os.getpid():
             self._reset()
@@ -129,3 +170,15 @@ class Waiting:
             with self._lock:
                 self._thread = None
             listener.close()
+
+
+def _read_patiently(
+    read: Callable[[Iterable[str]], dict[str, Meta]], ids: Iterable[str], deadline: float | None
+) -> dict[str, Meta]:
+    while True:
+        try:
+            return read(ids)
+        except CONNECTION_ERRORS:
+            if deadline is None or time.monotonic() > deadline:
+                raise
+            time.sleep(min(0.5, max(0.0, deadline - time.monotonic())))

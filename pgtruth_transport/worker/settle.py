@@ -217,14 +217,14 @@ class Settler:
             logger.info("%s[%s]: stale, its end was refused", held.job.task, held.job.id)
             self.count(counters.STALE_WRITES)
         afterwards.call_later(follow.after)
-        waited = [*ended.waited, *follow.waited]
-        if waited:
-            self._worker.signal.announce(waited)
         if follow.rows:
             publish.wake(self._db, self._worker.signal, follow.rows)
             self._worker.hungry()
         if back:
             self._wake_requeued(batch, back)
+        waited = [*ended.waited, *follow.waited]
+        if waited:  # after those who have work to do
+            self._worker.signal.announce(waited)
         if self._counts.get(counters.STALE_WRITES):
             self.flush_counts()
 

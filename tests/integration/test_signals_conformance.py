@@ -21,7 +21,8 @@ NAMES = ["celery", "Ünïcödé-очередь-" * 40, 'with "quotes", %s and {b
 @pytest.fixture(params=["notify", "redis"])
 def signal(request: pytest.FixtureRequest, database_url: str) -> Iterator[Signal]:
     url = request.getfixturevalue("redis_url") if request.param == "redis" else None
-    settings = Settings.make(database_url, {"signal_url": url})
+    # its time limits are test_signals_faults' business; here a busy machine must not reach them
+    settings = Settings.make(database_url, {"signal_url": url, "signal_timeout": 10})
     database = Database(settings)
     yield open_signal(settings, database)
     database.close()
