@@ -30,16 +30,15 @@ from ..publish import wake_quietly
 from ..settings import Settings
 from ..signals import Signal
 from ..states import Outcome
-from .held import LOOK_AHEAD_SECONDS, Held, Pace, Strangers, look_ahead
+from .demand import Demand
+from .held import LOOK_AHEAD_SECONDS, Held
 from .settle import DEFERRED, Settler
-from .takeback import can_take_back, take_back, was_dropped
+from .takeback import take_back, was_dropped
 
 logger = get_logger(__name__)
 
 #: How long an outcome may wait for others while the pool still has work ahead of it. Seconds.
 SETTLE_WAIT = 0.01
-#: ``max_retries=None``: as many retries as an integer column can count.
-UNBOUNDED = 2**31 - 1
 
 
 class Worker:
@@ -54,7 +53,7 @@ class Worker:
         # unique per process start: a restarted worker of the same name never inherits its predecessor's leases
         self.owner = f"{consumer.hostname}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self.settler = Settler(self)
-        self.pace = Pace()
+        self.demand = Demand(app, consumer, self.in_flight)
         self.held: dict[tuple[str, int], Held] = {}
         self.deliver: Callable[[Job], None] | None = None  # set by the transport that consumes
         self.request_turn: Callable[[float], None] | None = None  # ask the loop for a turn in that many seconds
@@ -62,14 +61,10 @@ class Worker:
         self.draining = False  # shutting down: nothing is claimed, ends are settled at once
         self._ended: deque[Held] = deque()
         self._overrun: set[tuple[str, int]] = set()  # settled as timed out, but the body still runs in its slot
-        self.queues: tuple[str, ...] = ()
-        self._rotation = 0
         self._woken = False  # by a signal, and has not looked since
         self._hungry = True  # the last claim filled every slot, or something has changed since
         self._lock = threading.RLock()  # over what is held and what has ended; never kept while waiting for the server
         self._turn_lock = threading.RLock()  # one turn at a time
-        self._knowledge: tuple[list[str], list[str], list[str], list[int]] = ([], [], [], [])
-        self._strangers = Strangers()
         self.restored = 0  # jobs given back by a stop, since that was logged
         self.next_due: float | None = None  # seconds, as of the last claim that found nothing
 
@@ -77,64 +72,34 @@ class Worker:
 
     def consume(self, queues: Iterable[str]) -> None:
         """The task queues to claim from, from now on."""
-        self.queues = tuple(dict.fromkeys(queues))
+        self.demand.queues = tuple(dict.fromkeys(queues))
         self.hungry()
 
-    def learn_tasks(self) -> None:
-        """Note what the claim must know of the registered tasks."""
-        early, started, limit_tasks, limits = list[str](), list[str](), list[str](), list[int]()
-        for name, task in self.app.tasks.items():
-            if not task.acks_late:
-                early.append(name)
-            if task.track_started and not task.ignore_result:
-                started.append(name)
-            own = _own_max_retries(task)
-            if own is not None:
-                limit_tasks.append(name)
-                limits.append(own)
-        self._knowledge = early, started, limit_tasks, limits
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """The task queues that it claims from."""
+        return self.demand.queues
 
     def hungry(self, *, woken: bool = False) -> None:
         """Something may be claimable: a signal came (``woken``), the poll is due, a queue was added."""
         self._hungry = True
         self._woken = self._woken or woken
-        if self.request_turn is not None and not self.draining and self._free() > 0:
+        if self.request_turn is not None and not self.draining and self.demand.free() > 0:
             self.request_turn(0)
 
     # Capacity.
-
-    def slots(self) -> int:
-        """How many bodies may run at once (the most that an autoscaler may grow to); none once the pool is gone."""
-        most = getattr(self.consumer.controller, "max_concurrency", None)
-        pool = self.consumer.pool
-        try:
-            if getattr(pool, "is_green", False):  # whose own word, before Celery 5.7, is how many greenlets run now
-                return int(most or pool._pool.size or 0)
-            return int(most or pool.num_processes or 0)
-        except AttributeError:  # Celery asks the pool's own pool, which is None after a stop
-            return 0
 
     def in_flight(self) -> int:
         """How many bodies are running or about to; also those that overran their limit and cannot be stopped."""
         return len(self.held) - len(self._ended) + len(self._overrun)
 
-    def _room(self) -> int:
-        """How many bodies could start now."""
-        return max(0, self.slots() - self.in_flight())
-
-    def _free(self) -> int:
-        slots = self.slots()
-        multiplier = int(self.consumer.prefetch_multiplier or 0)
-        pace = self.pace() if can_take_back(self.consumer.pool) else None
-        return slots + look_ahead(slots, pace, multiplier) - self.in_flight()
-
     def busy(self) -> bool:
         """Whether it could not take anything more now."""
-        return self._free() <= 0
+        return self.demand.free() <= 0
 
     def give_back_waiting(self) -> None:
         """Give back what was taken ahead, where the pool does not move any more: another worker may be idle."""
-        if self.pace() is not None or self.draining:
+        if self.demand.pace() is not None or self.draining:
             return
         too_long = time.monotonic() - 2 * LOOK_AHEAD_SECONDS
         for held in self.unstarted():
@@ -146,15 +111,7 @@ class Worker:
         """How many jobs the next turn should claim."""
         if self.draining or not self._hungry or not self.queues or self.deliver is None:
             return 0
-        return max(0, self._free())
-
-    def search(self) -> lifecycle.Search:
-        """Priority 9 first over all queues; within a priority the queues take turns."""
-        queues = self.queues[self._rotation :] + self.queues[: self._rotation]
-        self._rotation = (self._rotation + 1) % max(1, len(self.queues))
-        pairs = [(queue, priority) for priority in range(9, -1, -1) for queue in queues]
-        strangers = self._strangers.away(time.monotonic())
-        return lifecycle.Search([q for q, _ in pairs], [p for _, p in pairs], *self._knowledge, strangers, self._room())
+        return max(0, self.demand.free())
 
     # The turn.
 
@@ -168,8 +125,7 @@ class Worker:
                 due = float("inf") if self.draining else time.monotonic()
                 batch = [held for held in self._ended if not held.closing and held.settle_at <= due]
                 want = self.wanted() if claim else 0
-                # tasks that are acknowledged early are not claimed ahead: fewer than wanted may still not be all
-                enough = min(want, self._room()) if self._knowledge[0] else want
+                enough = self.demand.enough(want)
             if not batch and not want:
                 return 0
             jobs = self.settler.run(batch, want)  # without the lock: the keeper and the pool never wait for it
@@ -182,7 +138,7 @@ class Worker:
                     self.settler.count(counters.WAKEUPS_IGNORED)
                 self._woken = False
             if not self.held and not jobs:
-                self.pace.idle()
+                self.demand.pace.idle()
             taken = [self._take(job) for job in jobs]
         try:
             for held in taken:
@@ -207,7 +163,7 @@ class Worker:
             self._ended = deque(held for held in self._ended if id(held) not in done)
             for held in batch:
                 self.held.pop(held.key, None)
-        self.pace.ended(len(batch))
+        self.demand.pace.ended(len(batch))
 
     def _take(self, job: Job) -> Held:
         limit = self.settings.retry_limit if job.max_retries is None else job.max_retries
@@ -216,7 +172,7 @@ class Worker:
         held = Held(job, attempt, time.monotonic() + self.settings.lease_seconds * 2 / 3)
         with self._lock:
             self.held[held.key] = held
-        self.pace.started()
+        self.demand.pace.started()
         return held
 
     def _hand_over(self, held: Held) -> None:
@@ -239,8 +195,8 @@ class Worker:
         """Give back at once a job whose task this worker does not know, and look away from that task for a while."""
         task = held.job.task
         self.settler.count(counters.UNKNOWN_TASKS)
-        if task not in self._strangers.away(time.monotonic()):
-            seconds = self._strangers.meet(task, time.monotonic())
+        if task not in self.demand.strangers.away(time.monotonic()):
+            seconds = self.demand.strangers.meet(task, time.monotonic())
             logger.warning("%s[%s]: task unknown to this worker, left for another", task, held.job.id)
             logger.info("%s: not taken again for %g s", task, seconds)
         error = f"no worker that took this job knows the task {task!r}"
@@ -298,7 +254,7 @@ class Worker:
             self._settle_or_keep()
         elif self.request_turn is None:
             return  # no connection: settled when there is one again
-        elif running > min(self.slots(), len(self._ended)):
+        elif running > min(self.demand.slots(), len(self._ended)):
             self.request_turn(SETTLE_WAIT)  # the pool has work ahead: a batch costs a tenth
         else:
             self.request_turn(0)
@@ -456,14 +412,3 @@ class Worker:
         """Settle outside the loop's turns: at a shutdown, or where a body has the loop's thread."""
         if self._ended:
             self.turn(claim=False)
-
-
-def _own_max_retries(task: Any) -> int | None:
-    """The ``max_retries`` that a task class sets itself (its ``None``: no bound); ``None`` for Celery's default."""
-    for cls in type(task).__mro__:
-        if cls.__module__.startswith("celery.app.task") or cls is object:
-            return None
-        if "max_retries" in vars(cls):
-            found = vars(cls)["max_retries"]
-            return int(found) if found is not None else UNBOUNDED
-    return None

@@ -152,7 +152,7 @@ class Settler:
         endings = [(a.lease, a.ending) for a in open_ends if a.requeue is None and a.ending is not None]
         requeues = [(a.lease, a.requeue) for a in open_ends if a.requeue is not None]
         follows = any(a.rows or a.stored or a.parts or a.after for a in open_ends)
-        search = worker.search() if want else None
+        search = worker.demand.search() if want else None
         finished = requeued = claimed = None
         follow = chords.FollowUps()
         alone = self._alone and not follows and bool(endings) + bool(requeues) + bool(search) == 1

@@ -66,7 +66,7 @@ class PgTruthStep(bootsteps.StartStopStep):
         worker.settler.begin_anew()
         if self.duties:
             worker.disown()
-        worker.learn_tasks()
+        worker.demand.learn_tasks()
         if worker.enforces_limits():
             keep_sent(c.pool, lambda: list(worker.held.values()))
         if worker.enforces_limits() and c.restart_count > 1:
