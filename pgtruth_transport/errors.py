@@ -20,7 +20,7 @@ class Stopping(PgTruthError):
 
 
 class EventHeldBack(PgTruthError):
-    """An event of a worker could not be sent, as the database is out of reach: its dispatcher keeps it until later."""
+    """A worker's heartbeat could not be sent, as the database is out of reach: its dispatcher keeps it until later."""
 
 
 class RefusedMessage(PgTruthError, ValueError):

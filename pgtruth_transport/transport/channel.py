@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kombu.exceptions import ChannelError
@@ -40,22 +40,6 @@ class _ThisThread(threading.local):
 
 #: ``events``: the exchange of a worker's events, in the thread that runs this worker's event loop.
 this_thread = _ThisThread()
-
-
-@contextmanager
-def _events_do_not_wait(exchange: str | None) -> Iterator[None]:
-    """Raise an error that is no connection error for an event that a worker's loop cannot send.
-
-    Celery's heartbeat tries again for as long as it gets connection errors, in the loop, which would then never learn
-    that the server is gone and never reconnect. With another error its dispatcher keeps the event for later. An event
-    that a body sends in this thread (solo) may wait: the body wants it sent.
-    """
-    try:
-        yield
-    except CONNECTION_ERRORS as exc:
-        if exchange is None or exchange != this_thread.events or attempts.current() is not None:
-            raise
-        raise EventHeldBack(f"the database is out of reach: {exc}") from exc
 
 
 class Delivered(virtual.Message):
@@ -118,8 +102,14 @@ class Channel(virtual.Channel):
 
     def basic_publish(self, message: encoding.Payload, exchange: str, routing_key: str, **kwargs: Any) -> None:
         message["properties"]["delivery_info"].update(exchange=exchange, routing_key=routing_key)
-        with _events_do_not_wait(exchange):
+        try:
             self._publish(message, exchange, routing_key)
+        except CONNECTION_ERRORS as exc:
+            if exchange != this_thread.events or not routing_key.startswith("worker."):
+                raise
+            # Celery sends its heartbeat again for as long as it gets connection errors, in the loop, which would then
+            # never learn that the server is gone. With another error the dispatcher keeps the event for later.
+            raise EventHeldBack(f"the database is out of reach: {exc}") from exc
 
     def _publish(self, message: encoding.Payload, exchange: str, routing_key: str) -> None:
         route = self._route(exchange, routing_key)
@@ -258,7 +248,7 @@ class Channel(virtual.Channel):
     ) -> None:
         kind = type or "direct"
         name = exchange or f"amq.{kind}"
-        with _events_do_not_wait(exchange), self._entity_connection() as conn:
+        with self._entity_connection() as conn:
             if not passive:
                 self.entities.declare_exchange(conn, name, kind, durable, auto_delete)
             elif not self.entities.has_exchange(conn, name):
