@@ -34,6 +34,8 @@ SUITE: Final = (
     "tests/integration/test_lifecycle_moves.py",
     "tests/integration/test_lifecycle_plans.py",
     "tests/integration/test_messages.py",
+    "tests/integration/test_privileges.py",
+    "tests/integration/test_roundtrip.py",
     "tests/integration/test_settling.py",
     "tests/integration/test_signals_conformance.py",
     "tests/integration/test_transactions_kinds.py",
@@ -48,6 +50,7 @@ CORE: Final = (
     "tests/integration/test_lifecycle_moves.py",
     "tests/integration/test_lifecycle_plans.py",
     "tests/integration/test_messages.py",
+    "tests/integration/test_roundtrip.py",
     "tests/integration/test_signals_conformance.py",
 )
 
