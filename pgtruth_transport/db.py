@@ -110,6 +110,7 @@ class Database:
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
         self._silent_until, self._silence = 0.0, ""  # monotonic time; what was said
+        self.consumers = 0  # of this process, which wait to be woken
         self._leaving = False
         self._silent_at = float("-inf")
         self._ask_again_at = 0.0
@@ -234,6 +235,7 @@ class Database:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._idle = []
+        self.consumers = 0
 
     def _connect(self, application_name: str, *, listen: bool = False) -> Connection:
         self.refuse_in_vain()

@@ -60,8 +60,14 @@ def publish(database: Database, signal: Signal, rows: Sequence[JobRow]) -> None:
 
 
 def _publish_one(database: Database, signal: Signal, row: JobRow) -> None:
-    """One row: its commit wakes the workers, or else they are woken while it is being flushed."""
-    channel = signal.notify_channel(row.queue) if row.due_soon else None
+    """One row: its commit wakes the workers, or else they are woken while it is being flushed.
+
+    A worker of this very process (as in tests) is told last: it would take the job, and the interpreter, before the
+    publish has returned.
+    """
+    last = row.due_soon and database.consumers > 0
+    meanwhile = row.due_soon and not last
+    channel = signal.notify_channel(row.queue) if meanwhile else None
     failures: list[SignalError] = []
 
     def wake_meanwhile() -> None:
@@ -71,7 +77,7 @@ def _publish_one(database: Database, signal: Signal, row: JobRow) -> None:
             failures.append(exc)
 
     def insert(channel: str | None) -> bool:
-        committed = wake_meanwhile if row.due_soon and channel is None else None
+        committed = wake_meanwhile if meanwhile and channel is None else None
         with database.asking() as conn:
             return lifecycle.enqueue_now(conn, database, row, channel, committed)
 
@@ -85,6 +91,8 @@ def _publish_one(database: Database, signal: Signal, row: JobRow) -> None:
         warn_known([row], set())
     elif failures:
         _park(database, [row.id], failures[0])
+    elif last:
+        wake(database, signal, [row])
 
 
 def warn_known(rows: Sequence[JobRow], new: set[str]) -> None:

@@ -122,6 +122,7 @@ class Transport(virtual.Transport):
         if queues or self.listener is not None:
             if self.listener is None:
                 self.listener = self.runtime.signal.listener()
+                self.runtime.database.consumers += 1
             self.listener.watch(queues)
             self._listen()
         self.fetcher.look()
@@ -135,6 +136,7 @@ class Transport(virtual.Transport):
         if self.listener is not None:
             self.listener.close()
             self.listener = None
+            self.runtime.database.consumers -= 1
         if self._poke is not None:
             for end in self._poke:
                 end.close()
