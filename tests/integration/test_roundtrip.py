@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
+from typing import Any
 
+import kombu
 import psycopg
 import pytest
 
@@ -14,6 +16,7 @@ from pgtruth_transport import lifecycle, publish, roundtrip
 from pgtruth_transport.db import Connection, Database, Silent
 from pgtruth_transport.migrate import migrate
 from pgtruth_transport.roundtrip import Call, Statement
+from pgtruth_transport.runtime import runtime
 from pgtruth_transport.settings import Settings
 from pgtruth_transport.signals.notify import NotifySignal
 from pgtruth_transport.testing.servers import EmbeddedPostgres
@@ -260,3 +263,31 @@ def test_a_statement_that_was_discarded_is_prepared_again(db: Database) -> None:
         conn.execute("SELECT 1 / 0")
     assert roundtrip.run(conn, [asks("SELECT 2"), call]) == [[(2,)], [(1,)]]
     conn.close()
+
+
+def test_a_consumer_of_this_very_process_is_woken_last(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would take the interpreter, and the job, before the publish has returned."""
+    order: list[str] = []
+    insert, wake = lifecycle.enqueue_now, NotifySignal.wake
+
+    def inserted(*args: Any, **kwargs: Any) -> bool:
+        new = insert(*args, **kwargs)
+        order.append(f"flushed, {'woken' if args[3] else 'silent'}")
+        return new
+
+    def woke(self: NotifySignal, queues: Any) -> None:
+        order.append("woken")
+        wake(self, queues)
+
+    monkeypatch.setattr(lifecycle, "enqueue_now", inserted)
+    monkeypatch.setattr(NotifySignal, "wake", woke)
+    database, signal = runtime(Settings.make(database_url))[1:]
+    publish.publish(database, signal, [job_row("a")])
+    assert (database.consumers, order) == (0, ["flushed, woken"])
+    order.clear()
+    with kombu.Connection(database_url) as connection:
+        connection.SimpleQueue("somewhere").consumer.consume()
+        assert database.consumers == 1
+        publish.publish(database, signal, [job_row("b")])
+        assert order == ["flushed, silent", "woken"]
+    assert database.consumers == 0
