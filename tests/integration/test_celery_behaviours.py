@@ -161,6 +161,8 @@ def test_a_worker_whose_database_restarts_says_so_and_works_on(tmp_path: Path, b
             first = queued(client, "sleepy", args=(5, 1)) if busy else queued(client)
             with psycopg.connect(parse_url(url), autocommit=True) as conn:
                 eventually(lambda: runs(conn, "start", first.id) == 1)
+            if not busy:
+                assert first.get(timeout=20) == 1  # a body whose own connection is cut would leave a traceback
             server.restart()
             process.wait_output("Connection to broker lost", timeout=20)
             process.wait_output("Connected to", timeout=30, times=2)
