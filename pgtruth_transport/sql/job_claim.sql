@@ -1,23 +1,33 @@
 -- Called by: lifecycle.claim and lifecycle.claim_now, once per turn of a worker's loop. queues[] and priorities[] are parallel, in search order.
 -- Locks: the claimed rows only, one by one (the LIMIT stops the nested loop), skipping what others hold.
 -- Index: jobs_claim, one range per (queue, priority) bounded by run_at (no backlog, no far ETAs); jobs_pkey (|| '', see job_finish; on task, statistics of one task must not mislead).
-WITH picked AS MATERIALIZED (
-    SELECT c.id, c.task = ANY(%(early)s::text[]) AS early
-    FROM unnest(%(queues)s::text[], %(priorities)s::smallint[]) AS s(queue, priority)
+-- Plan: "asked" hides the parameters from the planner. Where it sees them, a plan for them looks cheaper than one for all, and it plans at each claim, which takes longer than to run it.
+WITH asked AS MATERIALIZED (
+    SELECT %(queues)s::text[] AS queues, %(priorities)s::smallint[] AS priorities, %(early)s::text[] AS early,
+        %(strangers)s::text[] AS strangers, %(count)s::bigint AS count, %(room)s::bigint AS room
+), picked AS MATERIALIZED (
+    SELECT c.id, c.task = ANY(a.early) AS early
+    FROM asked a
+    CROSS JOIN LATERAL unnest(a.queues, a.priorities) AS s(queue, priority)
     CROSS JOIN LATERAL (
         SELECT j.id, j.task
         FROM {schema}.jobs j
         WHERE j.status = 'queued' AND j.queue = s.queue AND j.priority = s.priority
             AND j.run_at <= (SELECT clock_timestamp())
             AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
-            AND NOT (j.task || '' = ANY(%(strangers)s::text[]))
+            AND NOT (j.task || '' = ANY(a.strangers))
         ORDER BY j.run_at, j.id
-        LIMIT %(count)s
+        LIMIT (SELECT count FROM asked)
         FOR UPDATE OF j SKIP LOCKED
     ) c
-    LIMIT %(count)s
+    LIMIT (SELECT count FROM asked)
 ), numbered AS MATERIALIZED (
     SELECT id, early, row_number() OVER () AS n FROM picked
+), startable AS (
+    -- what may not run twice is claimed only where it can start at once, and nothing behind it before it
+    SELECT id FROM numbered
+    WHERE n <= (SELECT COALESCE(min(n) - 1, (SELECT count FROM asked)) FROM numbered
+                WHERE early AND n > (SELECT room FROM asked))
 ), claimed AS (
     UPDATE {schema}.jobs j
     SET status = 'processing', owned_by = %(owner)s, lease_version = j.lease_version + 1,
@@ -28,10 +38,7 @@ WITH picked AS MATERIALIZED (
                        WHERE l.task = j.task),
         celery_state = CASE WHEN j.task = ANY(%(started)s::text[]) THEN 'STARTED' ELSE j.celery_state END,
         meta = CASE WHEN j.task = ANY(%(started)s::text[]) THEN NULL ELSE j.meta END
-    FROM numbered p
-    WHERE j.id = p.id AND j.status || '' = 'queued'
-        -- what may not run twice is claimed only where it can start at once, and nothing behind it before it
-        AND p.n <= (SELECT COALESCE(min(n) - 1, %(count)s) FROM numbered WHERE early AND n > %(room)s)
+    WHERE j.id = ANY(ARRAY(SELECT id FROM startable)) AND j.status || '' = 'queued'
     RETURNING j.id, j.task, j.queue, j.priority, j.run_at, j.lease_version, j.retry_count, j.max_retries,
         j.at_most_once, j.claimed_at::text AS claimed_at, j.headers, j.properties, j.body
 )

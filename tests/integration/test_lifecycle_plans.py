@@ -186,7 +186,15 @@ def parameters(conn: Connection, queues: int = 4) -> dict[str, dict[str, Any]]:
     }
 
 
-POPULATIONS = ["mostly queued", "mostly finished", "far etas", "many queues", "burst after analyze", "first end"]
+POPULATIONS = [
+    "mostly queued",
+    "mostly finished",
+    "far etas",
+    "many queues",
+    "one backlog",
+    "burst after analyze",
+    "first end",
+]
 
 
 def populate(conn: Connection, name: str) -> int:
@@ -202,6 +210,8 @@ def populate(conn: Connection, name: str) -> int:
             fill(conn, 50, "queued", queues=1, priorities=1)
         case "many queues":
             fill(conn, 10_000, "queued", queues=20)
+        case "one backlog":
+            fill(conn, 20_000, "queued", queues=1, priorities=1)
         case "burst after analyze":  # the statistics say that nothing is queued, held, parked or expired
             fill(conn, 8000, "done")
             conn.execute("VACUUM (ANALYZE) pgtruth.jobs")
@@ -242,6 +252,34 @@ def test_a_hot_statement_reads_little_without_good_statistics(jobs: Jobs, name: 
 def test_a_hot_statement_reads_little_after_analyze(analysed_jobs: Jobs, name: str) -> None:
     for generic in (False, True):
         analysed_jobs.check(name, generic=generic)
+
+
+#: What every job passes.
+FREQUENT = ("job_enqueue_one", "job_flush", "job_enqueue", "job_claim", "job_finish")
+
+
+def planned(conn: Connection, name: str, statement: bytes, parameters: dict[str, Any]) -> tuple[int, int]:
+    """Run the prepared statement ten times, undone each time: how often was it planned once for all, and how often anew?"""
+    names = prepare(conn, name, statement)
+    with psycopg.ClientCursor(conn) as cursor:
+        for _ in range(10):
+            with conn.transaction(force_rollback=True):
+                cursor.execute(f"EXECUTE {name}({', '.join(['%s'] * len(names))})", [parameters[n] for n in names])
+        row = cursor.execute(
+            "SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE name = %s", [name]
+        ).fetchone()
+    conn.execute(f"DEALLOCATE {name}")
+    assert row is not None
+    return row
+
+
+@pytest.mark.parametrize("most", [1, 8])
+@pytest.mark.parametrize("name", FREQUENT)
+def test_a_frequent_statement_is_not_planned_at_every_run(analysed_jobs: Jobs, name: str, most: int) -> None:
+    """Planning a claim takes longer than to run it. PostgreSQL plans five times, then once for all if that looks as cheap."""
+    statement, given = analysed_jobs.db.sql(name), analysed_jobs.parameters[name]
+    parameters = {key: value[:most] if isinstance(value, list) else value for key, value in given.items()}
+    assert planned(analysed_jobs.conn, f"frequent_{name}", statement, parameters) == (5, 5)
 
 
 def test_old_attempts_are_found_by_their_index(analysed_jobs: Jobs) -> None:
