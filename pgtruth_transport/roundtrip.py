@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import md5
 from typing import Any, Final, NamedTuple
 
@@ -187,8 +187,14 @@ def _encoded(value: Any) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, list):
-        return ("{" + ",".join([_element(item) for item in value]) + "}").encode()
+        return _array(tuple(value))
     return str(value).encode()
+
+
+@lru_cache(maxsize=64)
+def _array(items: tuple[str | int, ...]) -> bytes:
+    """Remembered: a worker looks for the same again and again."""
+    return ("{" + ",".join([_element(item) for item in items]) + "}").encode()
 
 
 def _element(item: str | int) -> str:

@@ -5,6 +5,7 @@ A task message that cannot be stored is refused here, before anything is written
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from typing import Any
 
@@ -72,8 +73,7 @@ def job_row(message: Payload, queue: str, priority: int) -> JobRow:
 
 def payload(job: Job) -> Payload:
     """The message dictionary of a claimed job, as ``kombu.transport.virtual.Message`` takes it."""
-    headers: dict[str, Any] = loads(bytes(job.headers)) if job.headers else {}
-    properties: dict[str, Any] = loads(bytes(job.properties)) if job.properties else {}
+    headers, properties = _mapping(job.headers), _mapping(job.properties)
     sent_retries = int(headers.get("retries") or 0)
     if headers:
         headers["retries"] = job.retry_count
@@ -91,6 +91,14 @@ def payload(job: Job) -> Payload:
         "properties": properties,
         "held_key": (job.id, job.lease_version),
     }
+
+
+def _mapping(encoded: bytes | None) -> Payload:
+    if not encoded:
+        return {}
+    # kombu's way makes a call per mapping, for which only this marker gives a reason
+    found: Payload = loads(bytes(encoded)) if b"__type__" in encoded else json.loads(encoded)
+    return found
 
 
 def _body(body: Any) -> bytes:

@@ -63,7 +63,7 @@ class Transport(virtual.Transport):
         self._loop_thread: int | None = None
         self._fd = -1
         self._turn_at: float | None = None
-        self._in_turn = self._again = False
+        self._in_turn = self._again = False  # a turn that is asked for meanwhile follows at once
         self._deaf = self._closed = False
         self._poll_at = 0.0
         self.fetcher = Fetcher(self)
@@ -163,9 +163,13 @@ class Transport(virtual.Transport):
                 self.loop.add_reader(fd, self._on_readable)
 
     def _on_readable(self, *_: Any) -> None:
-        self._hear()
-        if self._turn_at is not None and self._turn_at <= time.monotonic():
-            self._turn()  # now: what the loop does before it comes to it takes as long again
+        self._in_turn, self._again = True, False
+        try:
+            self._hear()
+        finally:
+            self._in_turn = False
+        if self._again:
+            self._take_turns()  # now: what the loop does before it comes to it takes as long again
         if self.worker is not None and self.worker.busy() and self._fd >= 0:
             self._deaf = True
             self.loop.remove(self._fd)
@@ -224,9 +228,13 @@ class Transport(virtual.Transport):
             self.loop.call_soon(self._turn)
 
     def _turn(self) -> None:
+        if self._turn_at is not None:  # else it was had already
+            self._take_turns()
+
+    def _take_turns(self) -> None:
         worker = self.worker
-        if worker is None or self._turn_at is None:
-            return  # had already
+        if worker is None:
+            return
         self._turn_at = None
         self._in_turn, again = True, True
         try:

@@ -72,11 +72,11 @@ class Demand:
 
     def search(self) -> lifecycle.Search:
         """Priority 9 first over all queues; within a priority the queues take turns."""
-        queues = self.queues[self._rotation :] + self.queues[: self._rotation]
-        self._rotation = (self._rotation + 1) % max(1, len(self.queues))
-        pairs = [(queue, priority) for priority in range(9, -1, -1) for queue in queues]
+        queues = [*self.queues[self._rotation :], *self.queues[: self._rotation]]
+        self._rotation = (self._rotation + 1) % max(1, len(queues))
+        priorities = [priority for priority in range(9, -1, -1) for _ in queues]
         strangers = self.strangers.away(time.monotonic())
-        return lifecycle.Search([q for q, _ in pairs], [p for _, p in pairs], *self._knowledge, strangers, self.room())
+        return lifecycle.Search(queues * 10, priorities, *self._knowledge, strangers, self.room())
 
 
 def _own_max_retries(task: Any) -> int | None:

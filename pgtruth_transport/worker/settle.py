@@ -179,7 +179,8 @@ class Settler:
             back = lifecycle.requeued(requeued) if requeued else {}
         jobs = lifecycle.claimed(claimed) if claimed else jobs
         try:
-            self._after_commit(batch, ended, back, follow)
+            if batch:
+                self._after_commit(batch, ended, back, follow)
             if search is not None and not jobs and not worker.held:
                 worker.next_due = lifecycle.next_due(conn, db, search)
         except Exception as exc:  # what is committed stays: the claimed must reach the pool, no end is written twice
