@@ -8,7 +8,7 @@ again changes nothing. A crash between the commit and the signal loses nothing: 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Protocol
@@ -18,7 +18,7 @@ import psycopg
 from . import attempts, lifecycle
 from .db import Database, is_lost, retrying
 from .jobs import JobRow
-from .signals import Signal, SignalError
+from .signals import Signal, SignalError, nothing_to_await
 
 logger = logging.getLogger(__name__)
 
@@ -65,34 +65,55 @@ def _publish_one(database: Database, signal: Signal, row: JobRow) -> None:
     A worker of this very process (as in tests) is told last: it would take the job, and the interpreter, before the
     publish has returned.
     """
-    last = row.due_soon and database.consumers > 0
-    meanwhile = row.due_soon and not last
-    channel = signal.notify_channel(row.queue) if meanwhile else None
-    failures: list[SignalError] = []
-
-    def wake_meanwhile() -> None:
-        try:
-            signal.wake({row.queue: [row.id]})
-        except SignalError as exc:
-            failures.append(exc)
+    early = row.due_soon and not database.consumers
+    channel = signal.notify_channel(row.queue) if early else None
+    waking = _Waking(signal, row)
 
     def insert(channel: str | None) -> bool:
-        committed = wake_meanwhile if meanwhile and channel is None else None
         with database.asking() as conn:
-            return lifecycle.enqueue_now(conn, database, row, channel, committed)
+            return lifecycle.enqueue_now(conn, database, row, channel, waking.send if early and not channel else None)
 
     try:
-        new = retrying(partial(insert, channel))
-    except psycopg.Error as exc:
-        if channel is None or is_lost(exc):
-            raise
-        new = retrying(partial(insert, None))  # the NOTIFY may be what the server refused
+        try:
+            new = retrying(partial(insert, channel))
+        except psycopg.Error as exc:
+            if channel is None or is_lost(exc):
+                raise
+            new = retrying(partial(insert, None))  # the NOTIFY may be what the server refused
+    finally:
+        failure = waking.confirm()
     if not new:
         warn_known([row], set())
-    elif failures:
-        _park(database, [row.id], failures[0])
-    elif last:
+    elif failure is not None:
+        _park(database, [row.id], failure)
+    elif not early:
         wake(database, signal, [row])
+
+
+class _Waking:
+    """The signal of one row, on its way while the row is being flushed."""
+
+    def __init__(self, signal: Signal, row: JobRow) -> None:
+        self._signal = signal
+        self._row = row
+        self._answer: Callable[[], None] = nothing_to_await
+        self._failure: SignalError | None = None
+
+    def send(self) -> None:
+        self.confirm()  # of a try before
+        try:
+            self._answer, self._failure = self._signal.send(self._row.queue, self._row.id), None
+        except SignalError as exc:
+            self._failure = exc
+
+    def confirm(self) -> SignalError | None:
+        """Why the signal, if one was sent, did not go through."""
+        answer, self._answer = self._answer, nothing_to_await
+        try:
+            answer()
+        except SignalError as exc:
+            self._failure = exc
+        return self._failure
 
 
 def warn_known(rows: Sequence[JobRow], new: set[str]) -> None:

@@ -10,7 +10,8 @@ therefore costs at most one poll interval.
 ======================================  ==================================================================
 ``signal = open_signal(settings, db)``   by ``settings.signal_url``; connects to nothing yet
 ``signal.wake({queue: [job id, …]})``    within ``settings.signal_timeout``, or SignalError
-``signal.notify_channel(queue)``           for a NOTIFY by the insert's own commit; None where signals travel elsewhere
+``signal.send(queue, job id)``           the same for one job; returns the call that awaits the answer
+``signal.notify_channel(queue)``         for a NOTIFY by the insert's own commit; None where signals travel elsewhere
 ``signal.announce([job id, …])``         best effort, never raises; the same bound
 ``listener = signal.listener()``         connects at the first ``watch*``
 ``listener.watch(queues)``               replaces the set of watched queues; waits at most 0.2 s for a connection
@@ -25,7 +26,7 @@ A queue is also reported as woken once when its subscription takes effect: what 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import md5
 from typing import TYPE_CHECKING, Final, Protocol
@@ -45,6 +46,7 @@ __all__ = [
     "Signal",
     "SignalError",
     "Woken",
+    "nothing_to_await",
     "open_signal",
     "result_payloads",
     "results_channel",
@@ -101,11 +103,21 @@ class Signal(Protocol):
     def notify_channel(self, queue: str) -> str | None:
         """The channel on which an insert's own commit may wake the queue; None where signals travel elsewhere."""
 
+    def send(self, queue: str, job_id: str) -> Callable[[], None]:
+        """:meth:`wake` for one job, in two halves: the answer is awaited by the call that this returns.
+
+        Either raises :class:`SignalError` within ``signal_timeout``. What is returned must be called.
+        """
+
     def announce(self, job_ids: Sequence[str]) -> None:
         """Say that these jobs have ended. Never raises: whoever waits also polls."""
 
     def listener(self) -> Listener:
         """A new listener; it connects when it is told what to watch."""
+
+
+def nothing_to_await() -> None:
+    """The second half of :meth:`Signal.send` where the first has done it all."""
 
 
 def wake_channel(schema: str, queue: str) -> str:

@@ -16,7 +16,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import Final
 from uuid import uuid4
@@ -28,7 +28,7 @@ from psycopg.sql import SQL, Composable, Identifier
 from pgtruth_transport.db import Connection, Database
 from pgtruth_transport.settings import Settings
 
-from . import SignalError, result_payloads, results_channel, wake_channel
+from . import SignalError, nothing_to_await, result_payloads, results_channel, wake_channel
 from .batching import Batcher
 from .listening import Event, LinkListener, LinkUseless
 
@@ -63,6 +63,10 @@ class NotifySignal:
 
     def notify_channel(self, queue: str) -> str:
         return wake_channel(self._settings.schema, queue)
+
+    def send(self, queue: str, job_id: str) -> Callable[[], None]:
+        self.wake({queue: [job_id]})
+        return nothing_to_await
 
     def announce(self, job_ids: Sequence[str]) -> None:
         """One statement; ids that fit together travel in one payload."""

@@ -1,9 +1,10 @@
 """Signals by Redis (or Valkey) PUBLISH and SUBSCRIBE.
 
 Promises: only job ids travel, on a channel per queue, and nothing is ever stored there, so a full, flushed or shared
-server does no harm. ``wake`` takes at most ``signal_timeout``, whatever the server does or does not do; it never tries
-twice. After a failure calls fail at once for a second; then the way back is tried in the background, and a call waits
-for it 50 ms at most. If the process dies between the commit and PUBLISH, polling finds the rows.
+server does no harm. ``wake`` takes at most ``signal_timeout``, whatever the server does or does not do; so do the two
+halves of ``send``, each. Nothing is tried twice. After a failure calls fail at once for a second; then the way back is
+tried in the background, and a call waits for it 50 ms at most. If the process dies between the commit and PUBLISH,
+polling finds the rows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import select
 import socket
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any, Final
 
@@ -26,7 +28,7 @@ from redis.retry import Retry
 from pgtruth_transport.errors import SettingsError
 from pgtruth_transport.settings import Settings, mask_url
 
-from . import SignalError, result_payloads, results_channel, wake_channel
+from . import SignalError, nothing_to_await, result_payloads, results_channel, wake_channel
 from .batching import Batcher
 from .listening import Event, LinkListener
 from .opening import Opening
@@ -73,6 +75,25 @@ class RedisSignal:
     def notify_channel(self, queue: str) -> None:
         return None
 
+    def send(self, queue: str, job_id: str) -> Callable[[], None]:
+        """Other threads' signals wait for the answer to be read, or share the one of whoever sends already."""
+        self._leave_parent()
+        if not self._lock.acquire(blocking=False):
+            self.wake({queue: [job_id]})
+            return nothing_to_await
+        try:
+            line = self._say([(wake_channel(self._settings.schema, queue), job_id)], monotonic() + self._timeout)
+        except BaseException:
+            self._lock.release()
+            raise
+        return partial(self._await_answer, line)
+
+    def _await_answer(self, line: _Line) -> None:
+        try:
+            self._hear(line, 1, monotonic() + self._timeout)
+        finally:
+            self._lock.release()
+
     def announce(self, job_ids: Sequence[str]) -> None:
         """Ids that fit together travel in one message."""
         self._leave_parent()
@@ -101,17 +122,30 @@ class RedisSignal:
 
     def _publish(self, messages: Sequence[tuple[str, str]], deadline: float) -> None:
         """Under the lock."""
+        self._hear(self._say(messages, deadline), len(messages), deadline)
+
+    def _say(self, messages: Sequence[tuple[str, str]], deadline: float) -> _Line:
         try:
             line = self._line
             if line is None or line.is_stale():
                 self._drop()
                 line = self._line = self._connect(deadline)
-            line.publish(messages, deadline)
+            line.send(messages, deadline)
+            return line
         except _ERRORS as exc:
-            self._drop()
-            self._failed, self._try_at = str(exc), monotonic() + REST
-            raise SignalError(f"no signal through {self._where}: {exc}") from exc
+            raise self._failure(exc) from exc
+
+    def _hear(self, line: _Line, count: int, deadline: float) -> None:
+        try:
+            line.receive(count, deadline)
+        except _ERRORS as exc:
+            raise self._failure(exc) from exc
         self._failed = None
+
+    def _failure(self, exc: BaseException) -> SignalError:
+        self._drop()
+        self._failed, self._try_at = str(exc), monotonic() + REST
+        return SignalError(f"no signal through {self._where}: {exc}")
 
     def _connect(self, deadline: float) -> _Line:
         now = monotonic()
@@ -162,12 +196,15 @@ class _Line:
         sock = self._connection._sock
         return sock is None or bool(self._readable.poll(0))
 
-    def publish(self, messages: Sequence[tuple[str, str]], deadline: float) -> None:
-        """One command each, in one packet. redis-py's way of it takes twice as long as the server."""
+    def send(self, messages: Sequence[tuple[str, str]], deadline: float) -> None:
+        """One PUBLISH each, in one packet. redis-py's way of it takes twice as long as the server."""
         commands = [_command(channel, payload.encode("utf-8", "surrogatepass")) for channel, payload in messages]
         self._patient(deadline).sendall(b"".join(commands))
+
+    def receive(self, count: int, deadline: float) -> None:
+        """The answers to as many commands."""
         answers = b""
-        while answers.count(b"\r\n") < len(commands):
+        while answers.count(b"\r\n") < count:
             received = self._patient(deadline).recv(65536)
             if not received:
                 raise ConnectionError("the server closed the connection")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from . import Woken
+from . import Woken, nothing_to_await
 
 
 class SilentSignal:
@@ -17,6 +17,9 @@ class SilentSignal:
 
     def notify_channel(self, queue: str) -> None:
         return None
+
+    def send(self, queue: str, job_id: str) -> Callable[[], None]:
+        return nothing_to_await
 
     def announce(self, job_ids: Sequence[str]) -> None:
         """Nothing: whoever waits polls."""

@@ -1,8 +1,9 @@
 -- Called by: lifecycle.claim and lifecycle.claim_now, once per turn of a worker's loop. queues[] and priorities[] are parallel, in search order.
 -- Locks: the claimed rows only, one by one (the LIMIT stops the nested loop), skipping what others hold.
 -- Index: jobs_claim, one range per (queue, priority) bounded by run_at (no backlog, no far ETAs); jobs_pkey (|| '', see job_finish; on task, statistics of one task must not mislead).
--- Plan: "asked" hides the parameters from the planner. Where it sees them, a plan for them looks cheaper than one for all, and it plans at each claim, which takes longer than to run it.
 WITH asked AS MATERIALIZED (
+    -- hides the parameters from the planner: where it sees them, a plan for them looks cheaper than one for all, and
+    -- it plans at each claim, which takes longer than to run it
     SELECT %(queues)s::text[] AS queues, %(priorities)s::smallint[] AS priorities, %(early)s::text[] AS early,
         %(strangers)s::text[] AS strangers, %(count)s::bigint AS count, %(room)s::bigint AS room
 ), picked AS MATERIALIZED (

@@ -259,7 +259,7 @@ FREQUENT = ("job_enqueue_one", "job_flush", "job_enqueue", "job_claim", "job_fin
 
 
 def planned(conn: Connection, name: str, statement: bytes, parameters: dict[str, Any]) -> tuple[int, int]:
-    """Run the prepared statement ten times, undone each time: how often was it planned once for all, and how often anew?"""
+    """Run the prepared statement ten times, undoing each: how often with a plan for all, how often with its own?"""
     names = prepare(conn, name, statement)
     with psycopg.ClientCursor(conn) as cursor:
         for _ in range(10):
@@ -276,7 +276,7 @@ def planned(conn: Connection, name: str, statement: bytes, parameters: dict[str,
 @pytest.mark.parametrize("most", [1, 8])
 @pytest.mark.parametrize("name", FREQUENT)
 def test_a_frequent_statement_is_not_planned_at_every_run(analysed_jobs: Jobs, name: str, most: int) -> None:
-    """Planning a claim takes longer than to run it. PostgreSQL plans five times, then once for all if that looks as cheap."""
+    """Planning a claim takes longer than running it. After five times, a plan for all is kept if it looks as cheap."""
     statement, given = analysed_jobs.db.sql(name), analysed_jobs.parameters[name]
     parameters = {key: value[:most] if isinstance(value, list) else value for key, value in given.items()}
     assert planned(analysed_jobs.conn, f"frequent_{name}", statement, parameters) == (5, 5)

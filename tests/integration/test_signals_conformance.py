@@ -7,6 +7,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -146,7 +147,20 @@ def test_drain_does_not_wait(listen: Callable[..., Listener]) -> None:
     assert time.monotonic() - start < 0.5
 
 
-def test_many_threads_may_wake(signal: Signal, listen: Callable[..., Listener]) -> None:
+def test_a_wake_in_two_halves(signal: Signal, listen: Callable[..., Listener]) -> None:
+    """What is sent is heard before its answer is read; until that, others' signals wait or do as ``wake`` does."""
+    listener = listen("q", "other")
+    answer = signal.send("q", "1")
+    assert hear(listener, lambda w: w.queues).queues == {"q"}
+    with ThreadPoolExecutor() as threads:
+        other = threads.submit(signal.wake, {"other": ["2"]})
+        answer()
+        other.result()
+    assert hear(listener, lambda w: w.queues).queues == {"other"}
+
+
+@pytest.mark.parametrize("halves", [1, 2])
+def test_many_threads_may_wake(signal: Signal, listen: Callable[..., Listener], halves: int) -> None:
     names = {f"thread-{n}" for n in range(16)}
     listener = listen(*names)
     errors: list[BaseException] = []
@@ -154,7 +168,7 @@ def test_many_threads_may_wake(signal: Signal, listen: Callable[..., Listener]) 
     def run(name: str) -> None:
         try:
             for n in range(50):
-                signal.wake({name: [str(n)]})
+                signal.wake({name: [str(n)]}) if halves == 1 else signal.send(name, str(n))()
         except BaseException as exc:
             errors.append(exc)
 

@@ -237,6 +237,20 @@ def test_the_first_wake_of_a_process_fails_in_time_as_well(redis_proxy: Proxy, o
     _until_it_works(signal)
 
 
+def test_an_answer_that_does_not_come_is_a_failure_in_time(redis_proxy: Proxy, open_with: Open) -> None:
+    signal = open_with(f"redis://127.0.0.1:{redis_proxy.port}/0")
+    signal.wake({"q": ["0"]})
+    redis_proxy.hang()
+    answer = signal.send("q", "1")
+    start = time.monotonic()
+    with pytest.raises(SignalError):
+        answer()
+    assert time.monotonic() - start < 0.5 + TOLERANCE
+    redis_proxy.heal()
+    _until_it_works(signal)  # nobody holds the line any more
+    signal.send("q", "2")()
+
+
 def test_after_a_failure_hardly_any_call_waits(redis_proxy: Proxy, open_with: Open) -> None:
     signal = open_with(f"redis://127.0.0.1:{redis_proxy.port}/0")
     redis_proxy.hang()
@@ -333,6 +347,9 @@ def test_refused_commands_are_a_clear_error(redis_url: str, open_with: Open) -> 
             with pytest.raises(SignalError, match=r"mute:\*\*@.*publish") as caught:
                 signal.wake({"q": ["1"]})
             assert "pw@" not in str(caught.value)
+            answer = open_with(redis_url.replace("redis://", "redis://mute:pw@")).send("q", "1")
+            with pytest.raises(SignalError, match="publish"):
+                answer()
         finally:
             client.acl_deluser("mute")
 

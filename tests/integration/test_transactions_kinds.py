@@ -25,6 +25,7 @@ from pgtruth_transport.jobs import JobRow
 from pgtruth_transport.publish import publish
 from pgtruth_transport.runtime import Runtime
 from pgtruth_transport.settings import Settings
+from pgtruth_transport.signals import nothing_to_await
 from pgtruth_transport.testing.servers import PostgresServer
 from pgtruth_transport.transactions import TransactionError, in_transaction
 from pgtruth_transport.transactions.scope import join
@@ -58,6 +59,10 @@ class Recorder:
             self.woken.extend(ids)
 
     def notify_channel(self, queue: str) -> None: ...
+
+    def send(self, queue: str, job_id: str) -> Callable[[], None]:
+        self.woken.append(job_id)
+        return nothing_to_await
 
     def announce(self, job_ids: Sequence[str]) -> None: ...
 
