@@ -71,7 +71,8 @@ def test_another_project_tests_its_app_with_our_components(tmp_path: Path) -> No
         str(tmp_path),
         str(tmp_path),
     ]
-    env = os.environ | {"PYTHONPATH": str(support.ROOT), "PGTRUTH_TEST_CONTAINERS": "local"}
+    where = os.environ.get("PGTRUTH_TEST_CONTAINERS", "local")  # docker: with PGTRUTH_PKG, the URL of our wheel
+    env = os.environ | {"PYTHONPATH": str(support.ROOT), "PGTRUTH_TEST_CONTAINERS": where}
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=280)
     assert "5 passed" in done.stdout, done.stdout[-6000:] + done.stderr[-2000:]
 
