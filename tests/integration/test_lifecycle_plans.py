@@ -255,7 +255,7 @@ def test_a_hot_statement_reads_little_after_analyze(analysed_jobs: Jobs, name: s
 
 
 #: What every job passes.
-FREQUENT = ("job_enqueue_one", "job_flush", "job_enqueue", "job_claim", "job_finish")
+FREQUENT = ("job_enqueue_one", "job_flush", "job_enqueue", "job_claim", "job_finish", "job_next_due")
 
 
 def planned(conn: Connection, name: str, statement: bytes, parameters: dict[str, Any]) -> tuple[int, int]:
