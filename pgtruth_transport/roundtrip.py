@@ -176,7 +176,7 @@ def _exchange(
                 if isinstance(failure, psycopg.errors.InvalidSqlStatementName):  # discarded, as are the others
                     conn.prepared.clear()
         ready = yield Wait.RW if unsent else Wait.R
-        if ready & Ready.R:
+        if ready and ready & Ready.R:  # None: psycopg is about to be interrupted
             pgconn.consume_input()
         if unsent and ready:
             unsent = pgconn.flush()

@@ -76,21 +76,29 @@ class RedisSignal:
         return None
 
     def send(self, queue: str, job_id: str) -> Callable[[], None]:
-        """Other threads' signals wait for the answer to be read, or share the one of whoever sends already."""
+        """Whoever uses the line next reads the answers that are still to come; while it is in use, share its next."""
         self._leave_parent()
         if not self._lock.acquire(blocking=False):
             self.wake({queue: [job_id]})
             return nothing_to_await
         try:
-            line = self._say([(wake_channel(self._settings.schema, queue), job_id)], monotonic() + self._timeout)
-        except BaseException:
+            channel = wake_channel(self._settings.schema, queue)
+            line, number = self._say([(channel, job_id)], monotonic() + self._timeout)
+        finally:
             self._lock.release()
-            raise
-        return partial(self._await_answer, line)
+        return partial(self._await_answer, line, number)
 
-    def _await_answer(self, line: _Line) -> None:
+    def _await_answer(self, line: _Line, number: int) -> None:
+        if line.answered >= number:
+            return
+        self._leave_parent()
+        deadline = monotonic() + self._timeout
+        if not self._lock.acquire(timeout=self._timeout):
+            raise SignalError(f"no answer within {self._timeout:g} s: another thread is still sending")
         try:
-            self._hear(line, 1, monotonic() + self._timeout)
+            if line is not self._line:
+                raise SignalError(f"no signal through {self._where}: the connection was lost")
+            self._hear(line, number, deadline)
         finally:
             self._lock.release()
 
@@ -122,22 +130,23 @@ class RedisSignal:
 
     def _publish(self, messages: Sequence[tuple[str, str]], deadline: float) -> None:
         """Under the lock."""
-        self._hear(self._say(messages, deadline), len(messages), deadline)
+        self._hear(*self._say(messages, deadline), deadline)
 
-    def _say(self, messages: Sequence[tuple[str, str]], deadline: float) -> _Line:
+    def _say(self, messages: Sequence[tuple[str, str]], deadline: float) -> tuple[_Line, int]:
+        """Returns the line, and the number of the last answer that is to come on it."""
         try:
             line = self._line
-            if line is None or line.is_stale():
+            if line is None or line.is_stale(deadline):
                 self._drop()
                 line = self._line = self._connect(deadline)
             line.send(messages, deadline)
-            return line
+            return line, line.sent
         except _ERRORS as exc:
             raise self._failure(exc) from exc
 
-    def _hear(self, line: _Line, count: int, deadline: float) -> None:
+    def _hear(self, line: _Line, number: int, deadline: float) -> None:
         try:
-            line.receive(count, deadline)
+            line.receive(number, deadline)
         except _ERRORS as exc:
             raise self._failure(exc) from exc
         self._failed = None
@@ -176,10 +185,15 @@ class RedisSignal:
 
 
 class _Line:
-    """A connection for publishing. Not thread-safe; after an error it must be closed."""
+    """A connection for publishing. Not thread-safe; after an error it must be closed.
+
+    Answers come in the order of the commands, so numbers tell whose they are: the first answer is number 1.
+    """
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+        self.sent = self.answered = 0  # commands; good answers to them
+        self._rest = b""  # of an answer that has begun to arrive
         try:
             connection.connect()
             connection.send_command("PING")  # a server that is paused or still loading must not pass for a good one
@@ -191,27 +205,33 @@ class _Line:
             raise
         weakref.finalize(self, connection.disconnect)  # whoever drops the signal drops its socket, and no later
 
-    def is_stale(self) -> bool:
-        """Whether the server has closed it: an idle line has nothing to read."""
+    def is_stale(self, deadline: float) -> bool:
+        """Whether the server has closed it, or did not take what others have sent: else there is nothing to read."""
+        try:
+            self.receive(self.sent, deadline)
+        except _ERRORS:
+            return True
         sock = self._connection._sock
         return sock is None or bool(self._readable.poll(0))
 
     def send(self, messages: Sequence[tuple[str, str]], deadline: float) -> None:
         """One PUBLISH each, in one packet. redis-py's way of it takes twice as long as the server."""
         commands = [_command(channel, payload.encode("utf-8", "surrogatepass")) for channel, payload in messages]
-        self._patient(deadline).sendall(b"".join(commands))
+        line = self._patient(deadline)
+        self.sent += len(commands)
+        line.sendall(b"".join(commands))
 
-    def receive(self, count: int, deadline: float) -> None:
-        """The answers to as many commands."""
-        answers = b""
-        while answers.count(b"\r\n") < count:
+    def receive(self, number: int, deadline: float) -> None:
+        """The answers up to this number, and what else has arrived."""
+        while self.answered < number:
             received = self._patient(deadline).recv(65536)
             if not received:
                 raise ConnectionError("the server closed the connection")
-            answers += received
-        for answer in answers.splitlines():
-            if not answer.startswith(b":"):  # the number of those who hear it
-                raise ResponseError(answer.decode("utf-8", "replace").removeprefix("-"))
+            *answers, self._rest = (self._rest + received).split(b"\r\n")
+            for answer in answers:
+                if not answer.startswith(b":"):  # the number of those who hear it
+                    raise ResponseError(answer.decode("utf-8", "replace").removeprefix("-"))
+                self.answered += 1
 
     def close(self) -> None:
         self._connection.disconnect()

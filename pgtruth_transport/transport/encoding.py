@@ -94,10 +94,9 @@ def payload(job: Job) -> Payload:
 
 
 def _mapping(encoded: bytes | None) -> Payload:
-    if not encoded:
-        return {}
+    text = bytes(encoded or b"{}")
     # kombu's way makes a call per mapping, for which only this marker gives a reason
-    found: Payload = loads(bytes(encoded)) if b"__type__" in encoded else json.loads(encoded)
+    found: Payload = loads(text) if b"__type__" in text else json.loads(text)
     return found
 
 

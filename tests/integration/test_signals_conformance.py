@@ -7,7 +7,6 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -148,15 +147,17 @@ def test_drain_does_not_wait(listen: Callable[..., Listener]) -> None:
 
 
 def test_a_wake_in_two_halves(signal: Signal, listen: Callable[..., Listener]) -> None:
-    """What is sent is heard before its answer is read; until that, others' signals wait or do as ``wake`` does."""
-    listener = listen("q", "other")
-    answer = signal.send("q", "1")
+    """What is sent is heard before its answer is read, and nobody's signal waits for that."""
+    listener = listen("q", "other", "third")
+    answers = [signal.send("q", "1")]
     assert hear(listener, lambda w: w.queues).queues == {"q"}
-    with ThreadPoolExecutor() as threads:
-        other = threads.submit(signal.wake, {"other": ["2"]})
+    signal.wake({"other": ["2"]})
+    answers += [signal.send("third", "3"), signal.send("q", "4")]
+    assert hear(listener, lambda w: len(w.queues) == 3).queues == {"other", "third", "q"}
+    signal.announce(["x"])
+    for answer in reversed(answers):
         answer()
-        other.result()
-    assert hear(listener, lambda w: w.queues).queues == {"other"}
+        answer()
 
 
 @pytest.mark.parametrize("halves", [1, 2])

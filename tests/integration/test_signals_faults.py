@@ -247,8 +247,12 @@ def test_an_answer_that_does_not_come_is_a_failure_in_time(redis_proxy: Proxy, o
         answer()
     assert time.monotonic() - start < 0.5 + TOLERANCE
     redis_proxy.heal()
-    _until_it_works(signal)  # nobody holds the line any more
-    signal.send("q", "2")()
+    _until_it_works(signal)
+    answer = signal.send("q", "2")
+    redis_proxy.cut()
+    signal.wake({"q": ["3"]})  # on another connection
+    with pytest.raises(SignalError, match="was lost"):
+        answer()
 
 
 def test_after_a_failure_hardly_any_call_waits(redis_proxy: Proxy, open_with: Open) -> None:
