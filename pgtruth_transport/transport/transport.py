@@ -169,7 +169,7 @@ class Transport(virtual.Transport):
         finally:
             self._in_turn = False
         if self._again:
-            self._take_turns()  # now: what the loop does before it comes to it takes as long again
+            self._turn()  # now: what the loop does before it comes to it takes as long again
         if self.worker is not None and self.worker.busy() and self._fd >= 0:
             self._deaf = True
             self.loop.remove(self._fd)
@@ -209,33 +209,26 @@ class Transport(virtual.Transport):
         if self.worker is not None:
             self.worker.give_back_waiting()
             self.worker.hungry()
-            if self._turn_at is not None:
-                self._turn()  # timers fire before the loop polls
 
     def _request_turn(self, delay: float) -> None:
         when = time.monotonic() + delay
         if self._in_turn and not delay:
-            self._again = True  # the loop would poll before it called anything that is scheduled now
+            self._again = True
             return
         if self._turn_at is not None and self._turn_at <= when:
             return
         self._turn_at = when
         if self.loop is None:
             self._interrupt()
-        elif delay:
-            self.loop.call_later(delay, self._turn)
+        elif threading.get_ident() == self._loop_thread:
+            self.loop.call_later(delay, self._turn)  # timers fire before the loop sleeps again
         else:
-            self.loop.call_soon(self._turn)
+            self.loop.call_soon(self.loop.call_later, delay, self._turn)  # wakes it
 
     def _turn(self) -> None:
-        if self._turn_at is not None:  # else it was had already
-            self._take_turns()
-
-    def _take_turns(self) -> None:
-        worker = self.worker
+        worker, self._turn_at = self.worker, None
         if worker is None:
             return
-        self._turn_at = None
         self._in_turn, again = True, True
         try:
             while again:
@@ -322,9 +315,9 @@ class Transport(virtual.Transport):
         if self.loop is None:
             return
         if threading.get_ident() == self._loop_thread:
-            self.loop.call_later(0, self.fetcher.fetch_messages)  # timers fire before the loop sleeps again
+            self.loop.call_later(0, self.fetcher.fetch_messages)  # as in _request_turn
         else:
-            self.loop.call_soon(self.fetcher.fetch_messages)  # wakes it
+            self.loop.call_soon(self.fetcher.fetch_messages)
 
     def get_one(self, queue: str, owner: str | None) -> encoding.Payload | None:
         """One message or job of a queue, for ``basic_get``."""

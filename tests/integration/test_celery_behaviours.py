@@ -134,6 +134,31 @@ def test_every_pool_runs_answers_and_stops(
     assert process.wait(20) == 0
 
 
+#: A worker that hardly ever wakes by itself.
+SLEEPY: dict[str, Any] = {
+    "options": {"poll_interval": 8.0},
+    "args": ("--without-heartbeat", "--without-gossip", "--without-mingle"),
+}
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_a_job_that_falls_due_does_not_wait_for_the_next_poll(
+    app: Celery, worker: Start, conn: psycopg.Connection[Any], pool: str
+) -> None:
+    worker(pool=pool, **SLEEPY)
+    for _ in range(2):
+        later = queued(app, countdown=1.0)
+        eventually(lambda: runs(conn, "end", later.id) == 1, 4)  # noqa: B023
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_an_end_is_settled_at_once_while_others_run_on(app: Celery, worker: Start, pool: str) -> None:
+    worker(pool=pool, concurrency=3, **SLEEPY)
+    others = [queued(app, "sleepy", args=(7,)) for _ in range(2)]
+    assert queued(app, "sleepy", args=(0.5, "quick")).get(timeout=4) == "quick"
+    assert [other.state for other in others] == ["PENDING"] * 2
+
+
 def test_purge_returns_a_count_then_none(app: Celery) -> None:
     for _ in range(3):
         queued(app)
