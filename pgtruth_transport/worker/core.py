@@ -124,6 +124,8 @@ class Worker:
             with self._lock:
                 due = float("inf") if self.draining else time.monotonic()
                 batch = [held for held in self._ended if not held.closing and held.settle_at <= due]
+                if any(held.attempt.rows for held in batch):
+                    self._hungry = True  # for what follows, in the same transaction
                 want = self.wanted() if claim else 0
                 enough = self.demand.enough(want)
             if not batch and not want:

@@ -180,7 +180,7 @@ class Settler:
         jobs = lifecycle.claimed(claimed) if claimed else jobs
         try:
             if batch:
-                self._after_commit(batch, ended, back, follow)
+                self._after_commit(batch, ended, back, follow, {job.id for job in jobs})
             if search is not None and not jobs and not worker.held:
                 worker.next_due = lifecycle.next_due(conn, db, search)
         except Exception as exc:  # what is committed stays: the claimed must reach the pool, no end is written twice
@@ -211,6 +211,7 @@ class Settler:
         ended: lifecycle.Ended,
         back: dict[tuple[str, int], str],
         follow: chords.FollowUps,
+        taken: set[str],
     ) -> None:
         for held in batch:
             if held.key in ended.leases or held.key in back or held.attempt.settled:
@@ -218,8 +219,9 @@ class Settler:
             logger.info("%s[%s]: stale, its end was refused", held.job.task, held.job.id)
             self.count(counters.STALE_WRITES)
         afterwards.call_later(follow.after)
-        if follow.rows:
-            publish.wake(self._db, self._worker.signal, follow.rows)
+        left = [row for row in follow.rows if row.id not in taken]  # not claimed in the same transaction
+        if left:
+            publish.wake(self._db, self._worker.signal, left)
             self._worker.hungry()
         if back:
             self._wake_requeued(batch, back)

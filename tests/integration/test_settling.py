@@ -83,6 +83,26 @@ def test_trouble_after_the_commit_loses_no_claim(settling: Worker, db: Database,
     assert read(conn, "b")["owned_by"] == settling.owner
 
 
+def test_what_follows_an_end_is_claimed_with_it(
+    settling: Worker, db: Database, conn: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chain's next step, on a worker that has room: one transaction, and nobody else is woken for it."""
+    woken, delivered = list[Any](), list[Any]()
+    monkeypatch.setattr(settling.signal, "wake", woken.append)
+    settling.deliver, settling.consumer.strategies = delivered.append, {job_row("b").task: None}
+    (first,) = take(settling, db, "a")
+    first.attempt.end(DONE)
+    first.attempt.rows.append(job_row("b"))
+    settling.held[first.key] = first
+    settling.conclude(first)
+    settling._hungry = False
+    assert settling.turn() == 1
+    assert ([job.id for job in delivered], woken) == (["b"], [])
+    query = "SELECT j.xmin = a.xmin FROM pgtruth.jobs j, pgtruth.attempts a WHERE j.id = 'b' AND a.job_id = 'a'"
+    assert conn.execute(query).fetchone() == (True,)
+    settling.settler.close()
+
+
 def test_a_bodys_publish_inside_a_transaction_block_belongs_to_that_transaction(settling: Worker, db: Database) -> None:
     lease = Lease("a", 1, settling.owner, "2026-01-01")
     attempt = Attempt(lease, replace(db.settings, buffer_publishes=True))
