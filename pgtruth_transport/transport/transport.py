@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from kombu.exceptions import OperationalError
@@ -220,10 +221,15 @@ class Transport(virtual.Transport):
         self._turn_at = when
         if self.loop is None:
             self._interrupt()
-        elif threading.get_ident() == self._loop_thread:
-            self.loop.call_later(delay, self._turn)  # timers fire before the loop sleeps again
         else:
-            self.loop.call_soon(self.loop.call_later, delay, self._turn)  # wakes it
+            self._call_later(delay, self._turn)
+
+    def _call_later(self, delay: float, callback: Callable[[], Any]) -> None:
+        """Have the loop call it in ``delay`` seconds; from any thread."""
+        if threading.get_ident() == self._loop_thread:
+            self.loop.call_later(delay, callback)  # timers fire before the loop sleeps again
+        else:
+            self.loop.call_soon(self.loop.call_later, delay, callback)  # wakes it
 
     def _turn(self) -> None:
         worker, self._turn_at = self.worker, None
@@ -312,12 +318,8 @@ class Transport(virtual.Transport):
     def freed(self) -> None:
         """A consumer has acknowledged: there is room for another message within its prefetch count."""
         self.fetcher.messages_due = True
-        if self.loop is None:
-            return
-        if threading.get_ident() == self._loop_thread:
-            self.loop.call_later(0, self.fetcher.fetch_messages)  # as in _request_turn
-        else:
-            self.loop.call_soon(self.fetcher.fetch_messages)
+        if self.loop is not None:
+            self._call_later(0, self.fetcher.fetch_messages)
 
     def get_one(self, queue: str, owner: str | None) -> encoding.Payload | None:
         """One message or job of a queue, for ``basic_get``."""
