@@ -254,7 +254,7 @@ def test_a_hot_statement_reads_little_after_analyze(analysed_jobs: Jobs, name: s
         analysed_jobs.check(name, generic=generic)
 
 
-#: What every job passes.
+#: What every job passes, and every worker that found none.
 FREQUENT = ("job_enqueue_one", "job_flush", "job_enqueue", "job_claim", "job_finish", "job_next_due")
 
 
