@@ -13,6 +13,7 @@ import logging
 import os
 import select
 import socket
+import ssl
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from typing import Any, Final
 
 from redis.backoff import NoBackoff
 from redis.connection import Connection, parse_url
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
 from redis.retry import Retry
 
 from pgtruth_transport.errors import SettingsError
@@ -38,8 +39,9 @@ logger = logging.getLogger(__name__)
 REST: Final = 1.0  # seconds after a failure in which nothing is tried
 SECOND_LOOK: Final = 0.05  # how long a call waits for the way back after a failure
 GREETING: Final = 2.0  # seconds for each answer while a listener logs in
-READING: Final = 0.2  # longest wait for the rest of a message that has begun to arrive
+SENDING: Final = 0.2  # seconds for a listener's own command to leave
 READ_FOR: Final = 0.1  # seconds of reading in one drain, when somebody floods the channels
+_AT_ONCE: Final = 65536  # bytes
 _POOL_OPTIONS: Final = ("max_connections", "timeout")
 _ERRORS: Final = (RedisError, OSError)
 
@@ -120,7 +122,7 @@ class RedisSignal:
         timeout = self._settings.connect_timeout
 
         def open_link() -> RedisLink:
-            return RedisLink(_connection(self._url, timeout, READING, greet=_greet))
+            return RedisLink(_connection(self._url, timeout, SENDING, greet=_greet))
 
         return LinkListener(self._settings.schema, open_link, _ERRORS, self._where)
 
@@ -253,45 +255,100 @@ def _command(channel: str, payload: bytes) -> bytes:
 
 
 class RedisLink:
-    """A connection that is subscribed."""
+    """A connection that is subscribed. It reads without redis-py, whose way takes longer than the worker's claim."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         connection.connect()
         weakref.finalize(self, connection.disconnect)
-        self._fileno: int = connection._sock.fileno()
+        self._sock: socket.socket = connection._sock
+        self._sock.settimeout(0)
+        self._pending: Callable[[], int] = getattr(self._sock, "pending", lambda: 0)  # read and decrypted already
+        self._fileno: int = self._sock.fileno()
+        self._unread = bytearray()
 
     def fileno(self) -> int:
         return self._fileno
 
     def subscribe(self, add: Sequence[str], remove: Sequence[str]) -> None:
         if add:
-            self._connection.send_command("SUBSCRIBE", *add)
+            self._send("SUBSCRIBE", *add)
         if remove:
-            self._connection.send_command("UNSUBSCRIBE", *remove)
+            self._send("UNSUBSCRIBE", *remove)
 
     def ping(self) -> None:
-        self._connection.send_command("PING")
+        self._send("PING")
 
     def read(self) -> Iterator[Event]:
-        """All that has arrived: redis-py reads ahead, so the socket alone does not tell."""
+        """All that has arrived, but for what has not arrived whole."""
         until = monotonic() + READ_FOR
-        while self._connection.can_read(timeout=0):
-            event = _event(self._connection.read_response())
-            if event is not None:
-                yield event
-            if monotonic() > until:
+        more = True
+        while more and monotonic() < until:
+            try:
+                received = self._sock.recv(_AT_ONCE)
+            except (BlockingIOError, ssl.SSLWantReadError):
                 return
+            if not received:
+                raise ConnectionError("the server closed the connection")
+            more = len(received) == _AT_ONCE or self._pending() > 0
+            self._unread += received
+            yield from self._events()
 
     def close(self) -> None:
         self._connection.disconnect()
 
+    def _events(self) -> Iterator[Event]:
+        start = 0
+        while (found := _reply(self._unread, start)) is not None:
+            reply, start = found
+            event = _event(reply)
+            if event is not None:
+                yield event
+        del self._unread[:start]
 
-def _event(response: Any) -> Event | None:
-    match response:
-        case [b"message", bytes(channel), bytes(payload)]:
+    def _send(self, *command: str) -> None:
+        self._sock.settimeout(SENDING)
+        self._connection.send_command(*command)
+        self._sock.settimeout(0)
+
+
+def _reply(received: bytearray, start: int) -> tuple[list[bytes], int] | None:
+    """The reply that begins at ``start``, and where the next begins; ``None`` while it is not there whole."""
+    end = received.find(b"\r\n", start)
+    if end < 0:
+        return None
+    kind, line = received[start : start + 1], bytes(received[start + 1 : end])
+    if kind == b"-":
+        raise ResponseError(line.decode("utf-8", "replace"))
+    if kind != b"*":
+        return [line], end + 2
+    items, position = list[bytes](), end + 2
+    for _ in range(_size(line)):
+        end = received.find(b"\r\n", position)
+        if end < 0:
+            return None
+        kind, line, position = received[position : position + 1], bytes(received[position + 1 : end]), end + 2
+        if kind == b"$" and line != b"-1":
+            end = position + _size(line)
+            if len(received) < end + 2:
+                return None
+            line, position = bytes(received[position:end]), end + 2
+        items.append(line)
+    return items, position
+
+
+def _size(line: bytes) -> int:
+    try:
+        return int(line)
+    except ValueError:
+        raise InvalidResponse(f"what answers is no Redis: {line[:40]!r}") from None
+
+
+def _event(reply: list[bytes]) -> Event | None:
+    match reply:
+        case [b"message", channel, payload]:
             return Event(channel.decode("utf-8", "replace"), payload)
-        case [b"subscribe", bytes(channel), _]:
+        case [b"subscribe", channel, _]:
             return Event(channel.decode("utf-8", "replace"), None)
         case [b"unsubscribe", *_]:
             return None
@@ -327,4 +384,3 @@ def _greet(connection: Any) -> None:
     """Log in with more patience than a reader has later."""
     connection._sock.settimeout(GREETING)
     connection.on_connect()
-    connection._sock.settimeout(READING)
