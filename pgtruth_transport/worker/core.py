@@ -33,7 +33,7 @@ from ..states import Outcome
 from .demand import Demand
 from .held import LOOK_AHEAD_SECONDS, Held
 from .settle import DEFERRED, Settler
-from .takeback import take_back, was_dropped
+from .takeback import send_now, take_back, was_dropped
 
 logger = get_logger(__name__)
 
@@ -150,6 +150,8 @@ class Worker:
                 if held.request is None:
                     self.release(held)  # nobody would ever start it, and its lease would be renewed for ever
             raise
+        if taken and not batch:
+            send_now(self.consumer)
         return len(taken)
 
     def check_server(self) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from celery.concurrency.asynpool import SCHED_STRATEGY_FAIR
+
 from .held import Held
 
 
@@ -81,6 +83,19 @@ def forget_limits(pool: Any, sent: Any) -> None:
     cancel = getattr(pool._pool, "on_timeout_cancel", None)
     if cancel is not None:
         cancel(sent)
+
+
+def send_now(consumer: Any) -> None:
+    """Write what a prefork pool was just given to its idle children: Celery's loop would, a round later.
+
+    A stop of the worker in between would empty the pool's line. Not to be called when bodies have just ended: such a
+    child may be about to leave, which the loop sees first.
+    """
+    children: Any = getattr(consumer.pool, "_pool", None)
+    if getattr(children, "outbound_buffer", None) and children.sched_strategy == SCHED_STRATEGY_FAIR:
+        idle = children._all_inqueues - children._busy_workers
+        if idle:
+            consumer.hub.consolidate_callback(list(idle))
 
 
 def keep_sent(pool: Any, held: Callable[[], Iterable[Held]]) -> None:
