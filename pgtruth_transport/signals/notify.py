@@ -155,10 +155,12 @@ class NotifyLink:
         self._pgconn.consume_input()
         if self._pgconn.status != ConnStatus.OK:
             raise psycopg.OperationalError("the connection is closed")
-        yield from self._answers()
+        if self._asked is not None:
+            yield from self._answers()
         while heard := self._pgconn.notifies():
             yield Event(heard.relname.decode("utf-8", "replace"), heard.extra)
-        self._send_next()
+        if self._asked is not None or self._unsent:
+            self._send_next()
 
     def close(self) -> None:
         self._conn.close()

@@ -147,6 +147,8 @@ class Settler:
 
     def _run(self, batch: Sequence[Held], want: int, patience: int = chords.PATIENCE) -> list[Job]:
         conn = self._connection()
+        if not batch and self._alone:
+            return self._claim(conn, want)
         worker, db = self._worker, self._db
         open_ends = [h.attempt for h in batch if not h.attempt.settled]
         endings = [(a.lease, a.ending) for a in open_ends if a.requeue is None and a.ending is not None]
@@ -156,7 +158,6 @@ class Settler:
         finished = requeued = claimed = None
         follow = chords.FollowUps()
         alone = self._alone and not follows and bool(endings) + bool(requeues) + bool(search) == 1
-        jobs = lifecycle.claim_now(conn, db, search, want, worker.owner) if alone and search is not None else []
         with ExitStack() as stack:
             if not alone:  # a statement that is alone is its own transaction: a third of the time of an explicit one
                 if not follows:
@@ -172,19 +173,27 @@ class Settler:
                 ended = lifecycle.ended(finished) if finished else lifecycle.Ended(frozenset(), ())
                 back = lifecycle.requeued(requeued) if requeued else {}
                 follow = self._follow_ups(conn, open_ends, ended, back)
-            if search is not None and not alone:
+            if search is not None:
                 claimed = lifecycle.claim(conn, db, search, want, worker.owner)
         if not follows:
             ended = lifecycle.ended(finished) if finished else lifecycle.Ended(frozenset(), ())
             back = lifecycle.requeued(requeued) if requeued else {}
-        jobs = lifecycle.claimed(claimed) if claimed else jobs
+        jobs = lifecycle.claimed(claimed) if claimed else []
         try:
             if batch:
                 self._after_commit(batch, ended, back, follow, {job.id for job in jobs})
-            if search is not None and not jobs and not worker.held:
+            if search is not None and not jobs:
                 worker.next_due = lifecycle.next_due(conn, db, search)
         except Exception as exc:  # what is committed stays: the claimed must reach the pool, no end is written twice
             logger.warning("settled and claimed, but nobody could be woken: %s", exc)
+        return jobs
+
+    def _claim(self, conn: Connection, want: int) -> list[Job]:
+        """Claim at most ``want`` jobs where nothing is to be settled: what an idle worker does when it is woken."""
+        search = self._worker.demand.search()
+        jobs = lifecycle.claim_now(conn, self._db, search, want, self._worker.owner)
+        if not jobs:
+            self._worker.next_due = lifecycle.next_due(conn, self._db, search)
         return jobs
 
     def _follow_ups(

@@ -141,14 +141,28 @@ SLEEPY: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+@pytest.mark.parametrize(
+    ("pool", "busy"), [("prefork", 0), ("threads", 0), ("solo", 0), ("prefork", 1), ("threads", 1)]
+)
 def test_a_job_that_falls_due_does_not_wait_for_the_next_poll(
-    app: Celery, worker: Start, conn: psycopg.Connection[Any], pool: str
+    app: Celery, worker: Start, conn: psycopg.Connection[Any], pool: str, busy: int
 ) -> None:
-    worker(pool=pool, **SLEEPY)
+    worker(pool=pool, concurrency=busy + 1, **SLEEPY)
+    for _ in range(busy):
+        other = queued(app, "sleepy", args=(12,))
+        eventually(lambda: runs(conn, "start", other.id) == 1)  # noqa: B023
     for _ in range(2):
         later = queued(app, countdown=1.0)
         eventually(lambda: runs(conn, "end", later.id) == 1, 4)  # noqa: B023
+
+
+def test_an_idle_child_is_sent_its_job_with_the_claim(app: Celery, worker: Start) -> None:
+    """What a stop finds in the pool's line goes back to the queue, though a child was free for it."""
+    process = worker(app="tests.apps.watched", concurrency=2)
+    for _ in range(3):
+        assert queued(app).get(timeout=20) == 1
+        time.sleep(0.1)  # until nothing has just ended
+    assert process.output.count("turn: 1 taken, 0 unsent") == 3, process.output
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
