@@ -48,7 +48,7 @@ def test_s01_an_old_snapshot_slows_no_claim_and_is_named(
         long = send(app, "sleepy", 6)  # is renewed meanwhile
         ids = [send(app, "noop") for _ in range(500)]
         eventually(ended(conn, [*ids, long]), 60)
-        search = lifecycle.Search(["celery"], [0], [], [], [], [])
+        search = lifecycle.Search(("celery",), (0,), (), (), (), ())
         took = []
         for _ in range(40):
             send(app, "noop", queue="elsewhere")
@@ -84,8 +84,8 @@ def test_s02_a_backlog_is_never_sorted_or_walked(conn: Conn, db: Database, backl
     )
     queues = [f"q{n}" for n in range(20)]
     pairs = [(queue, priority) for priority in range(9, -1, -1) for queue in queues]
-    search = lifecycle.Search([q for q, _ in pairs], [p for _, p in pairs], [], [], [], [])
-    params = {**search._asdict(), "count": 10, "owner": "x:1:x", "lease": 15.0}
+    search = lifecycle.Search(tuple(q for q, _ in pairs), tuple(p for _, p in pairs), (), (), (), ())
+    params = search.parameters(10, "x:1:x", 15.0)
     plan = explain(conn, db.sql("job_claim"), params, generic=True)
     assert not plan.read_as_a_whole("jobs"), plan.text
     assert plan.touched("jobs") <= 100, plan.text
@@ -108,7 +108,7 @@ def test_s02_a_backlog_makes_no_worker_poll_faster(worker: Start, database_url: 
     without = _commits(conn, 2)
     for _ in range(100):
         ids.append(send(app, "noop"))
-    assert _commits(conn, 2) < 2 * without
+    assert _commits(conn, 2) < without + 100  # the publishes' own are counted up to a second late: some are in here
     assert runs(conn, "end") == 0  # the worker was full all the time
     eventually(ended(conn, ids), 30)
 
