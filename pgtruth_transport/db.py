@@ -62,6 +62,7 @@ class Connection(psycopg.Connection[TupleRow]):
 
     patience: float | None = None
     prepared: set[bytes]  # what :mod:`~pgtruth_transport.roundtrip` has prepared on it
+    readable: select.poll  # asked for something to read
     on_silence: Callable[[], None] | None = None
 
     def execute(self, query: Any, params: Any = None, **kwargs: Any) -> psycopg.Cursor[TupleRow]:
@@ -262,6 +263,8 @@ class Database:
                 self._silent()
             raise psycopg.OperationalError(f"cannot connect to PostgreSQL at {_place(wanted)}: {exc}") from exc
         connection.prepared = set()
+        connection.readable = select.poll()
+        connection.readable.register(connection.pgconn.socket, select.POLLIN)
         connection.on_silence = self._silent
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # said by each BEGIN: no session state
         _live.add(connection)
@@ -316,9 +319,7 @@ def _is_quiet(connection: Connection) -> bool:
     """Whether an idle connection is still usable: a server that closed it has left something to read (EOF)."""
     if connection.pgconn.status != ConnStatus.OK:
         return False
-    poll = select.poll()
-    poll.register(connection.pgconn.socket, select.POLLIN)
-    return not poll.poll(0)
+    return not connection.readable.poll(0)
 
 
 def _close(connection: Connection) -> None:

@@ -7,14 +7,12 @@ A published task is a :class:`JobRow`; a claimed one a :class:`Job`; what an att
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from .states import Outcome, Status
 
 
-@dataclass(frozen=True, slots=True)
-class JobRow:
+class JobRow(NamedTuple):
     """A task message on its way into ``jobs``.
 
     ``eta`` and ``expires`` are absolute (ISO 8601) and honoured as given; ``delay`` and ``expires_in`` are seconds

@@ -12,6 +12,7 @@ Every function takes a psycopg connection first, in autocommit mode or inside th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import psycopg
@@ -54,13 +55,6 @@ def enqueue_parameters(rows: Sequence[JobRow]) -> dict[str, list[Any]]:
     }
 
 
-_FIELDS = tuple(JobRow.__dataclass_fields__)
-
-
-def _values(row: JobRow) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in _FIELDS}
-
-
 def enqueue(conn: Connection, db: Database, rows: Sequence[JobRow]) -> set[str]:
     """Insert ``rows`` as ``queued``; return the ids that are new (or were open). A known id changes nothing."""
     new = {row[0] for row in conn.execute(db.sql("job_enqueue"), enqueue_parameters(rows)).fetchall()}
@@ -96,7 +90,10 @@ def enqueue_now(
     schema = db.settings.schema
     insert = roundtrip.statement("job_enqueue_one", schema, (roundtrip.text,))
     flush = roundtrip.statement("job_flush", schema, (roundtrip.boolean,))
-    calls = roundtrip.Call(insert, {**_values(row), "channel": channel}), roundtrip.Call(flush, {"id": row.id})
+    calls = (
+        roundtrip.Call.of(insert, {**row._asdict(), "channel": channel}),
+        roundtrip.Call.of(flush, {"id": row.id}),
+    )
     inserted, flushed = roundtrip.run(conn, calls, committed)
     for outcome in (inserted, flushed):
         if isinstance(outcome, psycopg.Error):
@@ -116,25 +113,30 @@ def signal_failed(conn: Connection, db: Database, ids: Iterable[str]) -> None:
 class Search(NamedTuple):
     """What a worker looks for, and what it knows of the tasks that it may find."""
 
-    queues: list[str]
-    priorities: list[int]
-    early: list[str]  # tasks acknowledged early
-    started: list[str]  # tasks whose start is shown as STARTED
-    limit_tasks: list[str]  # tasks with their own max_retries ...
-    limits: list[int]  # ... and how many
-    strangers: list[str] = []  # noqa: RUF012 - tasks that it has just met and does not know
+    queues: tuple[str, ...]
+    priorities: tuple[int, ...]
+    early: tuple[str, ...]  # tasks acknowledged early
+    started: tuple[str, ...]  # tasks whose start is shown as STARTED
+    limit_tasks: tuple[str, ...]  # tasks with their own max_retries ...
+    limits: tuple[int, ...]  # ... and how many
+    strangers: tuple[str, ...] = ()  # tasks that it has just met and does not know
     room: int = 2**31 - 1  # how many could start at once; what is claimed beyond that may not be acknowledged early
+
+    def parameters(self, count: int = 0, owner: str = "", lease: float = 0.0) -> dict[str, Any]:
+        """Those of ``job_claim``, of which ``job_next_due`` takes the first."""
+        known = {name: list(value) if isinstance(value, tuple) else value for name, value in self._asdict().items()}
+        return {**known, "count": count, "owner": owner, "lease": lease}
 
 
 def claim(conn: Connection, db: Database, search: Search, count: int, owner: str) -> psycopg.Cursor[Any]:
     """``queued`` -> ``processing`` for at most ``count`` jobs. Returns the cursor; read it with :func:`claimed`."""
-    return conn.execute(db.sql("job_claim"), _claim_parameters(db, search, count, owner))
+    parameters = search.parameters(count, owner, db.settings.lease_seconds)
+    return conn.execute(db.sql("job_claim"), parameters)
 
 
 def claim_now(conn: OwnConnection, db: Database, search: Search, count: int, owner: str) -> list[Job]:
     """:func:`claim`, committed by itself: the jobs, in the order to start them."""
-    statement = roundtrip.statement("job_claim", db.settings.schema, _JOB)
-    call = roundtrip.Call(statement, _claim_parameters(db, search, count, owner))
+    call = _claim_call(db.settings.schema, search, count, owner, db.settings.lease_seconds)
     return [Job._make(row) for row in roundtrip.one(conn, call)]
 
 
@@ -154,8 +156,11 @@ _JOB = (
 )
 
 
-def _claim_parameters(db: Database, search: Search, count: int, owner: str) -> dict[str, Any]:
-    return {**search._asdict(), "count": count, "owner": owner, "lease": db.settings.lease_seconds}
+@lru_cache(maxsize=64)
+def _claim_call(schema: str, search: Search, count: int, owner: str, lease: float) -> roundtrip.Call:
+    """Remembered: an idle worker looks for the same again and again."""
+    statement = roundtrip.statement("job_claim", schema, _JOB)
+    return roundtrip.Call.of(statement, search.parameters(count, owner, lease))
 
 
 def claimed(cursor: psycopg.Cursor[Any]) -> list[Job]:
@@ -165,8 +170,7 @@ def claimed(cursor: psycopg.Cursor[Any]) -> list[Job]:
 
 def next_due(conn: Connection, db: Database, search: Search) -> float | None:
     """Seconds until the next job of these queues falls due, ``None`` if there is none."""
-    params = {"queues": search.queues, "priorities": search.priorities}
-    row = conn.execute(db.sql("job_next_due"), params).fetchone()
+    row = conn.execute(db.sql("job_next_due"), search.parameters()).fetchone()
     return row[0] if row else None
 
 

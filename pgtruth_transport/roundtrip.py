@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg.errors import error_from_result
 from psycopg.pq import ConnStatus, ExecStatus, Format
+from psycopg.pq.abc import PGresult
 from psycopg.waiting import Ready, Wait
 
 from . import sql
@@ -27,6 +28,15 @@ from .db import Connection
 #: One value of a row, from PostgreSQL's binary format.
 Column = Callable[[bytes], Any]
 Row = tuple[Any, ...]
+
+# looked up once: a member of an enumeration costs as much as reading a column
+_TEXT, _BINARY = Format.TEXT, Format.BINARY
+_ROWS, _DONE, _SYNC, _ABORTED = (
+    ExecStatus.TUPLES_OK,
+    ExecStatus.COMMAND_OK,
+    ExecStatus.PIPELINE_SYNC,
+    ExecStatus.PIPELINE_ABORTED,
+)
 
 
 def integer(value: bytes) -> int:
@@ -51,8 +61,18 @@ class Statement(NamedTuple):
 
 
 class Call(NamedTuple):
+    """A statement and its parameters as they travel."""
+
     statement: Statement
-    parameters: Mapping[str, Any]  # str, bytes, int, float, None, or a list of str or int
+    values: Sequence[bytes | None]
+    formats: Sequence[Format]
+
+    @classmethod
+    def of(cls, statement: Statement, parameters: Mapping[str, Any]) -> Call:
+        """``parameters`` are str, bytes, int, float, None, or a list of str or int."""
+        given = [parameters[name] for name in statement.parameters]
+        formats = [_BINARY if isinstance(value, bytes) else _TEXT for value in given]
+        return cls(statement, [_encoded(value) for value in given], formats)
 
 
 _PARAMETER: Final = re.compile(rb"%\((\w+)\)s|%%")
@@ -93,12 +113,14 @@ def _run(
     conn: Connection, calls: Sequence[Call], committed: Callable[[], None] | None
 ) -> list[list[Row] | psycopg.Error]:
     pgconn, outcomes = conn.pgconn, list[list[Row] | psycopg.Error]()
+    # one statement goes without the pipeline, which costs as much again
     alone = len(calls) == 1 and (conn.prepare_threshold is None or calls[0].statement.name in conn.prepared)
     whole = False
     try:
         if not alone:
             pgconn.enter_pipeline_mode()
-        conn.wait(_exchange(conn, calls, outcomes, alone, committed))
+        _send(conn, calls, alone)
+        conn.wait(_answers(conn, calls, outcomes, alone, committed))
         if not alone:
             pgconn.exit_pipeline_mode()
         whole = True
@@ -118,31 +140,31 @@ def one(conn: Connection, call: Call) -> list[Row]:
     return outcome
 
 
-def _exchange(
+def _send(conn: Connection, calls: Sequence[Call], alone: bool) -> None:
+    """Hand all to libpq, which sends what the socket takes."""
+    pgconn = conn.pgconn
+    prepared = set[bytes]()
+    for made, values, formats in calls:
+        if conn.prepare_threshold is None:  # a pooler may give each transaction another session
+            pgconn.send_query_params(made.query, values, None, formats, _BINARY)
+        else:
+            if made.name not in conn.prepared and made.name not in prepared:
+                pgconn.send_prepare(made.name, made.query)
+                prepared.add(made.name)
+            pgconn.send_query_prepared(made.name, values, formats, _BINARY)
+        if not alone:
+            pgconn.pipeline_sync()
+
+
+def _answers(
     conn: Connection,
     calls: Sequence[Call],
     outcomes: list[list[Row] | psycopg.Error],
     alone: bool,
     committed: Callable[[], None] | None,
 ) -> Generator[Wait, Ready, None]:
-    """Send all, then read all; resumed when the socket is ready (and at times when it is not).
-
-    ``alone``: one statement, without the pipeline that costs as much again.
-    """
+    """Send the rest and read; resumed when the socket is ready (and at times when it is not)."""
     pgconn = conn.pgconn
-    prepared = set(conn.prepared)
-    for made, parameters in calls:
-        values = [_encoded(parameters[name]) for name in made.parameters]
-        formats = [Format.BINARY if isinstance(parameters[name], bytes) else Format.TEXT for name in made.parameters]
-        if conn.prepare_threshold is None:  # a pooler may give each transaction another session
-            pgconn.send_query_params(made.query, values, None, formats, Format.BINARY)
-        else:
-            if made.name not in prepared:
-                pgconn.send_prepare(made.name, made.query)
-                prepared.add(made.name)
-            pgconn.send_query_prepared(made.name, values, formats, Format.BINARY)
-        if not alone:
-            pgconn.pipeline_sync()
     unsent = pgconn.flush()
     failure: psycopg.Error | None = None
     rows: list[Row] = []
@@ -156,22 +178,19 @@ def _exchange(
                     outcomes.append(failure or rows)
                     return
                 continue  # the end of one statement's results
-            made = calls[len(outcomes)].statement
-            if result.status == ExecStatus.PIPELINE_SYNC:
+            made, status = calls[len(outcomes)].statement, result.status
+            if status == _SYNC:
                 outcomes.append(failure or rows)
                 if committed is not None and len(outcomes) == 1 and failure is None:
                     committed()
                 failure, rows = None, []
                 if len(outcomes) == len(calls):
                     return
-            elif result.status == ExecStatus.TUPLES_OK:
-                rows = [
-                    tuple([_decoded(result.get_value(row, n), read) for n, read in enumerate(made.columns)])
-                    for row in range(result.ntuples)
-                ]
-            elif result.status == ExecStatus.COMMAND_OK:
+            elif status == _ROWS:
+                rows = [_row(result, number, made.columns) for number in range(result.ntuples)]
+            elif status == _DONE:
                 conn.prepared.add(made.name)
-            elif result.status != ExecStatus.PIPELINE_ABORTED:
+            elif status != _ABORTED:
                 failure = error_from_result(result, encoding="utf-8")
                 if isinstance(failure, psycopg.errors.InvalidSqlStatementName):  # discarded, as are the others
                     conn.prepared.clear()
@@ -180,6 +199,11 @@ def _exchange(
             pgconn.consume_input()
         if unsent and ready:
             unsent = pgconn.flush()
+
+
+def _row(result: PGresult, number: int, columns: tuple[Column, ...]) -> Row:
+    values = [result.get_value(number, column) for column in range(len(columns))]
+    return tuple([None if value is None else read(value) for value, read in zip(values, columns, strict=True)])
 
 
 def _encoded(value: Any) -> bytes | None:
@@ -202,7 +226,3 @@ def _element(item: str | int) -> str:
         return str(item)
     escaped = item.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
-
-
-def _decoded(value: bytes | None, read: Column) -> Any:
-    return None if value is None else read(value)

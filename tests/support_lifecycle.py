@@ -84,7 +84,9 @@ def job_row(job_id: str, **changes: Any) -> JobRow:
 def search(*queues: str, priorities: Sequence[int] = range(9, -1, -1), **known: Any) -> Search:
     """What a worker of these queues looks for: priorities outermost, as workers do."""
     pairs = [(queue, priority) for priority in priorities for queue in queues or ("celery",)]
-    return Search([q for q, _ in pairs], [p for _, p in pairs], [], [], [], [])._replace(**known)
+    return Search(tuple(q for q, _ in pairs), tuple(p for _, p in pairs), (), (), (), ())._replace(
+        **{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
+    )
 
 
 def claim(conn: psycopg.Connection[Any], db: Database, owner: str = "w1", count: int = 1, *queues: str) -> list[Job]:

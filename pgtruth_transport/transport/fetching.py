@@ -105,7 +105,7 @@ class Fetcher:
         return 0
 
     def _claim_one(self, queue: str) -> encoding.Payload | None:
-        search = lifecycle.Search([queue] * 10, list(range(9, -1, -1)), [], [], [], [])
+        search = lifecycle.Search((queue,) * 10, tuple(range(9, -1, -1)), (), (), (), ())
         with self._database.connection(patience=self._transport.patience) as conn:
             jobs = lifecycle.claimed(lifecycle.claim(conn, self._database, search, 1, self._transport.owner))
         return {**encoding.payload(jobs[0]), "claimed_at": jobs[0].claimed_at} if jobs else None

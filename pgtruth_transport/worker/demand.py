@@ -25,7 +25,7 @@ class Demand:
         self.pace = Pace()
         self.strangers = Strangers()
         self._rotation = 0
-        self._knowledge: tuple[list[str], list[str], list[str], list[int]] = ([], [], [], [])
+        self._knowledge: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[int, ...]] = ((), (), (), ())
 
     def learn_tasks(self) -> None:
         """Note what the claim must know of the registered tasks."""
@@ -39,7 +39,7 @@ class Demand:
             if own is not None:
                 limit_tasks.append(name)
                 limits.append(own)
-        self._knowledge = early, started, limit_tasks, limits
+        self._knowledge = tuple(early), tuple(started), tuple(limit_tasks), tuple(limits)
 
     def slots(self) -> int:
         """How many bodies may run at once (the most that an autoscaler may grow to); none once the pool is gone."""
@@ -72,9 +72,9 @@ class Demand:
 
     def search(self) -> lifecycle.Search:
         """Priority 9 first over all queues; within a priority the queues take turns."""
-        queues = [*self.queues[self._rotation :], *self.queues[: self._rotation]]
+        queues = self.queues[self._rotation :] + self.queues[: self._rotation]
         self._rotation = (self._rotation + 1) % max(1, len(queues))
-        priorities = [priority for priority in range(9, -1, -1) for _ in queues]
+        priorities = tuple([priority for priority in range(9, -1, -1) for _ in queues])
         strangers = self.strangers.away(time.monotonic())
         return lifecycle.Search(queues * 10, priorities, *self._knowledge, strangers, self.room())
 

@@ -120,6 +120,6 @@ class Strangers:
         self._until[task] = now + seconds, seconds
         return seconds
 
-    def away(self, now: float) -> list[str]:
+    def away(self, now: float) -> tuple[str, ...]:
         """The names to leave alone now."""
-        return [task for task, (until, _) in self._until.items() if until > now]
+        return tuple([task for task, (until, _) in self._until.items() if until > now])

@@ -45,7 +45,7 @@ def test_k01_sixteen_claimers_do_not_wait_for_each_other(database_url: str, conn
     app = client(database_url, FAST)
     for number in range(64):
         send(app, "noop", number, queue=f"q{number % 2}")
-    search = lifecycle.Search(["q0", "q1"], [0, 0], [], [], [], [])
+    search = lifecycle.Search(("q0", "q1"), (0, 0), (), (), (), ())
     barrier, taken, took = threading.Barrier(16), [], []
 
     def claim(number: int) -> None:
@@ -79,7 +79,7 @@ def test_k01_old_rows_go_in_small_batches_and_the_size_is_the_true_one(
     for _ in range(7):
         send(app, "noop")
     send(app, "noop", countdown=600)
-    search = lifecycle.Search(["celery"], [0], [], [], [], [])
+    search = lifecycle.Search(("celery",), (0,), (), (), (), ())
     with app.connection_for_read() as connection:
         assert connection.default_channel._size("celery") == 7
     sweeps, claims = [], []

@@ -133,8 +133,8 @@ def parameters(conn: Connection, queues: int = 4) -> dict[str, dict[str, Any]]:
     kept = ("tasks", "queues", "priorities", "headers", "properties", "bodies")
     one = job_row("one", queue="q1")
     return {
-        "job_claim": {**where._asdict(), "count": 10, "owner": "w9", "lease": 15.0},
-        "job_next_due": {"queues": where.queues, "priorities": where.priorities},
+        "job_claim": where.parameters(10, "w9", 15.0),
+        "job_next_due": where.parameters(),
         "job_renew": {"ids": ids, "versions": versions, "owner": "w1", "lease": 15.0},
         "job_progress": {"id": ids[0], "version": 1, "owner": "w1", "state": "PROGRESS", "meta": b"m"},
         "job_finish": {
@@ -169,7 +169,7 @@ def parameters(conn: Connection, queues: int = 4) -> dict[str, dict[str, Any]]:
         "job_due_queues": {},
         "job_delete_old": {"status": "done", "keep": 10.0, "count": 100},
         "job_enqueue": lifecycle.enqueue_parameters([job_row(f"new{n}", queue="q1") for n in range(8)]),
-        "job_enqueue_one": {name: getattr(one, name) for name in one.__slots__} | {"channel": None},
+        "job_enqueue_one": {**one._asdict(), "channel": None},
         "job_flush": {"id": queued[0]},
         "job_signal_failed": {"ids": queued},
         "job_end_queued": {"ids": queued, **ends},

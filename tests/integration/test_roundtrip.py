@@ -29,7 +29,7 @@ def asks(query: str, *values: object, columns: tuple[roundtrip.Column, ...] = NU
     """A call of a statement that is not in ``sql/``."""
     names = tuple(f"p{n}" for n in range(len(values)))
     made = Statement(f"test_{abs(hash(query))}".encode(), query.encode(), names, columns)
-    return Call(made, dict(zip(names, values, strict=True)))
+    return Call.of(made, dict(zip(names, values, strict=True)))
 
 
 @pytest.fixture(params=["prepared", "as it comes"])
@@ -210,8 +210,8 @@ def test_what_is_published_outlives_the_server() -> None:
             assert conn.execute("SELECT id FROM pgtruth.jobs").fetchall() == [("a",)]
             insert = roundtrip.statement("job_enqueue_one", "pgtruth", (roundtrip.text,))
             row = job_row("b")
-            values = {name: getattr(row, name) for name in row.__slots__}
-            roundtrip.one(conn, Call(insert, {**values, "channel": None}))
+            values = row._asdict()
+            roundtrip.one(conn, Call.of(insert, {**values, "channel": None}))
             assert conn.execute("SELECT id FROM pgtruth.jobs WHERE id = 'b'").fetchone() == ("b",)
         server.stop_hard()
         server.start()
