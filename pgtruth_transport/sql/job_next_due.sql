@@ -1,4 +1,4 @@
--- Called by: lifecycle.next_due, when a claim found nothing: how long an idle worker may sleep.
+-- Called by: lifecycle.next_due, when a claim found nothing: how long a worker that has room may sleep.
 -- Locks: nothing.
 -- Index: jobs_claim, one probe per (queue, priority).
 WITH asked AS MATERIALIZED ( -- hides the parameters from the planner, see job_claim

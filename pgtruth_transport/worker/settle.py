@@ -148,7 +148,7 @@ class Settler:
     def _run(self, batch: Sequence[Held], want: int, patience: int = chords.PATIENCE) -> list[Job]:
         conn = self._connection()
         if not batch and self._alone:
-            return self._claim(conn, want)
+            return self._claim(conn, want) if want else []
         worker, db = self._worker, self._db
         open_ends = [h.attempt for h in batch if not h.attempt.settled]
         endings = [(a.lease, a.ending) for a in open_ends if a.requeue is None and a.ending is not None]
