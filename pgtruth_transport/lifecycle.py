@@ -136,7 +136,8 @@ def claim(conn: Connection, db: Database, search: Search, count: int, owner: str
 
 def claim_now(conn: OwnConnection, db: Database, search: Search, count: int, owner: str) -> list[Job]:
     """:func:`claim`, committed by itself: the jobs, in the order to start them."""
-    call = _claim_call(db.settings.schema, search, count, owner, db.settings.lease_seconds)
+    statement = roundtrip.statement("job_claim", db.settings.schema, _JOB)
+    call = _claim_call(statement, search, count, owner, db.settings.lease_seconds)
     return [Job._make(row) for row in roundtrip.one(conn, call)]
 
 
@@ -157,9 +158,8 @@ _JOB = (
 
 
 @lru_cache(maxsize=64)
-def _claim_call(schema: str, search: Search, count: int, owner: str, lease: float) -> roundtrip.Call:
+def _claim_call(statement: roundtrip.Statement, search: Search, count: int, owner: str, lease: float) -> roundtrip.Call:
     """Remembered: an idle worker looks for the same again and again."""
-    statement = roundtrip.statement("job_claim", schema, _JOB)
     return roundtrip.Call.of(statement, search.parameters(count, owner, lease))
 
 

@@ -30,13 +30,13 @@ def test_half_a_second_of_work_is_taken_ahead(slots: int, pace: float | None, mu
 
 def test_a_stranger_is_left_alone_longer_each_time() -> None:
     strangers = Strangers()
-    assert strangers.away(0) == []
+    assert strangers.away(0) == ()
     waits, now = [], 0.0
     for _ in range(7):
         waits.append(strangers.meet("new.task", now))
-        assert strangers.away(now + waits[-1] - 0.01) == ["new.task"]
+        assert strangers.away(now + waits[-1] - 0.01) == ("new.task",)
         now += waits[-1]
-        assert strangers.away(now) == []
+        assert strangers.away(now) == ()
     assert waits == [1, 2, 4, 8, 16, 30, 30]
 
 
