@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from kombu.exceptions import OperationalError
@@ -139,6 +140,8 @@ class Transport(virtual.Transport):
             self.listener = None
             self.runtime.database.consumers -= 1
         if self._poke is not None:
+            if self.loop is not None:
+                self.loop.remove(self._poke[0])
             for end in self._poke:
                 end.close()
             self._poke = None
@@ -147,6 +150,7 @@ class Transport(virtual.Transport):
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         self.loop, self._loop_thread = loop, threading.get_ident()
+        loop.add_reader(self._poked(), self._forget_poke)
         loop.call_repeatedly(self.settings.poll_interval * random.uniform(0.9, 1.0), self._poll)
         self._listen()
         loop.call_soon(self.fetcher.fetch_messages)  # what came before
@@ -229,7 +233,8 @@ class Transport(virtual.Transport):
         if threading.get_ident() == self._loop_thread:
             self.loop.call_later(delay, callback)  # timers fire before the loop sleeps again
         else:
-            self.loop.call_soon(self.loop.call_later, delay, callback)  # wakes it
+            self.loop.call_soon(self.loop.call_later, delay, callback)
+            self._interrupt()  # older kombus only note the call: the loop would come to it when it wakes
 
     def _turn(self) -> None:
         worker, self._turn_at = self.worker, None
@@ -286,19 +291,29 @@ class Transport(virtual.Transport):
         return bool(delivered + self.fetcher.fetch_messages())
 
     def _sleep(self, seconds: float) -> None:
+        poked = self._poked()
+        fds: list[Any] = [poked]
+        if self.listener is not None and self.listener.fileno() >= 0:
+            fds.append(self.listener.fileno())
+        ready, _, _ = select.select(fds, [], [], seconds)
+        if poked in ready:
+            self._forget_poke()
+
+    def _poked(self) -> socket.socket:
+        """What becomes readable when another thread wants this one."""
         if self._poke is None:
             self._poke = socket.socketpair()
             for end in self._poke:
                 end.setblocking(False)
-        fds: list[Any] = [self._poke[0]]
-        if self.listener is not None and self.listener.fileno() >= 0:
-            fds.append(self.listener.fileno())
-        ready, _, _ = select.select(fds, [], [], seconds)
-        if self._poke is not None and self._poke[0] in ready:
-            self._poke[0].recv(4096)
+        return self._poke[0]
+
+    def _forget_poke(self) -> None:
+        if self._poke is not None:
+            with suppress(BlockingIOError):
+                self._poke[0].recv(4096)
 
     def _interrupt(self) -> None:
-        """Wake a sleeping ``drain_events``; from any thread."""
+        """Wake the loop, or a sleeping ``drain_events``; from any thread."""
         poke = self._poke
         if poke is not None:
             try:
