@@ -155,12 +155,10 @@ class NotifyLink:
         self._pgconn.consume_input()
         if self._pgconn.status != ConnStatus.OK:
             raise psycopg.OperationalError("the connection is closed")
-        if self._asked is not None:
-            yield from self._answers()
+        yield from self._answers()
         while heard := self._pgconn.notifies():
             yield Event(heard.relname.decode("utf-8", "replace"), heard.extra)
-        if self._asked is not None or self._unsent:
-            self._send_next()
+        self._send_next()
 
     def close(self) -> None:
         self._conn.close()
