@@ -16,8 +16,8 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -79,12 +79,28 @@ class Connection(psycopg.Connection[TupleRow]):
             gen = _bounded(self, gen, self.patience)
         return super().wait(gen, *args, **kwargs)
 
+    def wait_ready(self, deadline: float | None, *, writing: bool) -> None:
+        """Until the server has said something, or ``writing`` may go on; raises :class:`Silent` at ``deadline``."""
+        if writing:
+            self.readable.modify(self.pgconn.socket, select.POLLIN | select.POLLOUT)
+        try:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+            if not self.readable.poll(left):
+                raise self.gives_up()
+        finally:
+            if writing:
+                self.readable.modify(self.pgconn.socket, select.POLLIN)
+
+    def gives_up(self) -> Silent:
+        """Close; what to raise after ``patience``. Leaving a transaction or pipeline would only wait once more each."""
+        self.pgconn.finish()
+        if self.on_silence is not None:
+            self.on_silence()
+        return Silent(f"PostgreSQL did not answer within {self.patience:g} s")
+
 
 def _bounded(conn: Connection, gen: Generator[Any, Any, T], seconds: float) -> Generator[Any, Any, T]:
-    """``gen``, given up after ``seconds``: psycopg resumes it every tenth of a second, ready or not.
-
-    The connection is closed then: leaving its transaction or pipeline would only wait for the server once more each.
-    """
+    """``gen``, given up after ``seconds``: psycopg resumes it every tenth of a second, ready or not."""
     deadline = time.monotonic() + seconds
     try:
         wanted = next(gen)
@@ -92,10 +108,7 @@ def _bounded(conn: Connection, gen: Generator[Any, Any, T], seconds: float) -> G
             ready = yield wanted
             if not ready and time.monotonic() > deadline:
                 gen.close()
-                conn.pgconn.finish()
-                if conn.on_silence is not None:
-                    conn.on_silence()
-                raise Silent(f"PostgreSQL did not answer within {seconds:g} s")
+                raise conn.gives_up()
             wanted = gen.send(ready)
     except StopIteration as end:
         result: T = end.value
@@ -125,42 +138,19 @@ class Database:
                 found = _registry[settings] = cls(settings)
             return found
 
-    @contextmanager
-    def connection(self, patience: float | None = None) -> Iterator[Connection]:
+    def connection(self, patience: float | None = None) -> AbstractContextManager[Connection]:
         """A connection from the pool, in autocommit; a new one where no idle one is left.
 
         ``patience`` bounds the wait for each answer. What a body leaves broken, or inside a transaction, is closed.
         """
-        self.refuse_in_vain()
-        connection = self._take() or self._connect(self.settings.application_name)
-        connection.patience = patience
-        reusable = True
-        try:
-            yield connection
-        except psycopg.errors.ReadOnlySqlTransaction:
-            reusable = False
-            raise
-        finally:
-            self._give_back(connection, reusable)
+        return _Lent(self, patience)
 
-    @contextmanager
-    def asking(self) -> Iterator[Connection]:
+    def asking(self) -> AbstractContextManager[Connection]:
         """:meth:`connection`, for callers whose framework retries: a silent server is waited for once, not per retry.
 
         Each answer may take ``connect_timeout``; for a moment after that was not enough, asking again fails at once.
         """
-        patience = float(self.settings.connect_timeout)
-        began = time.monotonic()
-        if began < self._silent_until:
-            raise psycopg.OperationalError(self._silence)
-        try:
-            with self.connection(patience) as connection:
-                yield connection
-        except psycopg.OperationalError as exc:
-            now = time.monotonic()
-            if now - began >= 0.9 * patience:
-                self._silent_until, self._silence = now + _SILENCE, str(exc)
-            raise
+        return _LentOnce(self, float(self.settings.connect_timeout))
 
     def open(self, purpose: str) -> Connection:
         """A connection of the caller's own (it closes it), named ``<application_name>:<purpose>`` in the server.
@@ -201,6 +191,10 @@ class Database:
             idle, self._idle = self._idle, []
         for connection in idle:
             _close(connection)
+
+    def _lend(self) -> Connection:
+        self.refuse_in_vain()
+        return self._take() or self._connect(self.settings.application_name)
 
     def _take(self) -> Connection | None:
         self._forget_parent()
@@ -269,6 +263,51 @@ class Database:
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED  # said by each BEGIN: no session state
         _live.add(connection)
         return connection
+
+
+class _Lent:
+    """A connection of the pool, for as long as a ``with`` block. No generator: every publish passes here."""
+
+    __slots__ = ("_connection", "_database", "_patience")
+
+    def __init__(self, database: Database, patience: float | None) -> None:
+        self._database = database
+        self._patience = patience
+
+    def __enter__(self) -> Connection:
+        self._connection = self._database._lend()
+        self._connection.patience = self._patience
+        return self._connection
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: Any) -> None:
+        self._database._give_back(self._connection, not isinstance(exc, psycopg.errors.ReadOnlySqlTransaction))
+
+
+class _LentOnce(_Lent):
+    """The same, unless the server has just kept silent; notes whether it does."""
+
+    __slots__ = ("_began",)
+
+    def __enter__(self) -> Connection:
+        self._began = time.monotonic()
+        if self._began < self._database._silent_until:
+            raise psycopg.OperationalError(self._database._silence)
+        try:
+            return super().__enter__()
+        except psycopg.OperationalError as exc:
+            self._note(exc)
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: Any) -> None:
+        super().__exit__(kind, exc, trace)
+        if isinstance(exc, psycopg.OperationalError):
+            self._note(exc)
+
+    def _note(self, exc: psycopg.OperationalError) -> None:
+        assert self._patience is not None
+        now = time.monotonic()
+        if now - self._began >= 0.9 * self._patience:
+            self._database._silent_until, self._database._silence = now + _SILENCE, str(exc)
 
 
 def is_transient(exc: BaseException) -> bool:

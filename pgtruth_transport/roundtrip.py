@@ -11,16 +11,16 @@ may have happened or not, as after any lost answer to a COMMIT. If this process 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from hashlib import md5
 from typing import Any, Final, NamedTuple
 
 import psycopg
-from psycopg.errors import error_from_result
+from psycopg.errors import InvalidSqlStatementName, error_from_result
 from psycopg.pq import ConnStatus, ExecStatus, Format
-from psycopg.pq.abc import PGresult
-from psycopg.waiting import Ready, Wait
+from psycopg.pq.abc import PGconn, PGresult
 
 from . import sql
 from .db import Connection
@@ -70,9 +70,17 @@ class Call(NamedTuple):
     @classmethod
     def of(cls, statement: Statement, parameters: Mapping[str, Any]) -> Call:
         """``parameters`` are str, bytes, int, float, None, or a list of str or int."""
-        given = [parameters[name] for name in statement.parameters]
-        formats = [_BINARY if isinstance(value, bytes) else _TEXT for value in given]
-        return cls(statement, [_encoded(value) for value in given], formats)
+        values: list[bytes | None] = []
+        formats: list[Format] = []
+        for name in statement.parameters:
+            value = parameters[name]
+            if isinstance(value, bytes):
+                values.append(value)
+                formats.append(_BINARY)
+            else:
+                values.append(None if value is None else _encoded(value))
+                formats.append(_TEXT)
+        return cls(statement, values, formats)
 
 
 _PARAMETER: Final = re.compile(rb"%\((\w+)\)s|%%")
@@ -104,7 +112,7 @@ def run(
     """
     outcomes = _run(conn, calls, committed)
     for index, outcome in enumerate(outcomes):
-        if isinstance(outcome, psycopg.errors.InvalidSqlStatementName):
+        if isinstance(outcome, InvalidSqlStatementName):
             return outcomes[:index] + _run(conn, calls[index:], None if index else committed)
     return outcomes
 
@@ -112,15 +120,17 @@ def run(
 def _run(
     conn: Connection, calls: Sequence[Call], committed: Callable[[], None] | None
 ) -> list[list[Row] | psycopg.Error]:
-    pgconn, outcomes = conn.pgconn, list[list[Row] | psycopg.Error]()
+    pgconn = conn.pgconn
+    outcomes: list[list[Row] | psycopg.Error] = []
+    known = None if conn.prepare_threshold is None else conn.prepared  # a pooler may give each another session
     # one statement goes without the pipeline, which costs as much again
-    alone = len(calls) == 1 and (conn.prepare_threshold is None or calls[0].statement.name in conn.prepared)
+    alone = len(calls) == 1 and (known is None or calls[0].statement.name in known)
     whole = False
     try:
         if not alone:
             pgconn.enter_pipeline_mode()
-        _send(conn, calls, alone)
-        conn.wait(_answers(conn, calls, outcomes, alone, committed))
+        _send(pgconn, calls, alone, known)
+        _receive(conn, calls, alone, committed, outcomes)
         if not alone:
             pgconn.exit_pipeline_mode()
         whole = True
@@ -140,31 +150,32 @@ def one(conn: Connection, call: Call) -> list[Row]:
     return outcome
 
 
-def _send(conn: Connection, calls: Sequence[Call], alone: bool) -> None:
+def _send(pgconn: PGconn, calls: Sequence[Call], alone: bool, known: set[bytes] | None) -> None:
     """Hand all to libpq, which sends what the socket takes."""
-    pgconn = conn.pgconn
-    prepared = set[bytes]()
-    for made, values, formats in calls:
-        if conn.prepare_threshold is None:  # a pooler may give each transaction another session
-            pgconn.send_query_params(made.query, values, None, formats, _BINARY)
+    preparing: list[bytes] = []
+    for statement, values, formats in calls:
+        name = statement.name
+        if known is None:
+            pgconn.send_query_params(statement.query, values, None, formats, _BINARY)
         else:
-            if made.name not in conn.prepared and made.name not in prepared:
-                pgconn.send_prepare(made.name, made.query)
-                prepared.add(made.name)
-            pgconn.send_query_prepared(made.name, values, formats, _BINARY)
+            if name not in known and name not in preparing:
+                pgconn.send_prepare(name, statement.query)
+                preparing.append(name)
+            pgconn.send_query_prepared(name, values, formats, _BINARY)
         if not alone:
             pgconn.pipeline_sync()
 
 
-def _answers(
+def _receive(
     conn: Connection,
     calls: Sequence[Call],
-    outcomes: list[list[Row] | psycopg.Error],
     alone: bool,
     committed: Callable[[], None] | None,
-) -> Generator[Wait, Ready, None]:
-    """Send the rest and read; resumed when the socket is ready (and at times when it is not)."""
+    outcomes: list[list[Row] | psycopg.Error],
+) -> None:
+    """Send the rest and read. Without psycopg's generators, which in a cold process take as long as the statement."""
     pgconn = conn.pgconn
+    deadline = None if conn.patience is None else time.monotonic() + conn.patience
     unsent = pgconn.flush()
     failure: psycopg.Error | None = None
     rows: list[Row] = []
@@ -187,32 +198,33 @@ def _answers(
                 if len(outcomes) == len(calls):
                     return
             elif status == _ROWS:
-                rows = [_row(result, number, made.columns) for number in range(result.ntuples)]
+                rows = _rows(result, made.columns)
             elif status == _DONE:
                 conn.prepared.add(made.name)
             elif status != _ABORTED:
                 failure = error_from_result(result, encoding="utf-8")
-                if isinstance(failure, psycopg.errors.InvalidSqlStatementName):  # discarded, as are the others
+                if isinstance(failure, InvalidSqlStatementName):  # discarded, as are the others
                     conn.prepared.clear()
-        ready = yield Wait.RW if unsent else Wait.R
-        if ready and ready & Ready.R:  # None: psycopg is about to be interrupted
-            pgconn.consume_input()
-        if unsent and ready:
+        conn.wait_ready(deadline, writing=bool(unsent))
+        pgconn.consume_input()
+        if unsent:
             unsent = pgconn.flush()
 
 
-def _row(result: PGresult, number: int, columns: tuple[Column, ...]) -> Row:
-    values = [result.get_value(number, column) for column in range(len(columns))]
-    return tuple([None if value is None else read(value) for value, read in zip(values, columns, strict=True)])
+def _rows(result: PGresult, columns: tuple[Column, ...]) -> list[Row]:
+    rows: list[Row] = []
+    for number in range(result.ntuples):
+        row = []
+        for column, read in enumerate(columns):
+            value = result.get_value(number, column)
+            row.append(None if value is None else read(value))
+        rows.append(tuple(row))
+    return rows
 
 
-def _encoded(value: Any) -> bytes | None:
-    """A parameter in PostgreSQL's text format; bytes travel as they are."""
-    if value is None or isinstance(value, bytes):
-        return value
-    if isinstance(value, list):
-        return _array(tuple(value))
-    return str(value).encode()
+def _encoded(value: Any) -> bytes:
+    """A parameter in PostgreSQL's text format."""
+    return _array(tuple(value)) if isinstance(value, list) else str(value).encode()
 
 
 @lru_cache(maxsize=64)

@@ -322,7 +322,8 @@ def _reply(received: bytearray, start: int) -> tuple[list[bytes], int] | None:
         raise ResponseError(line.decode("utf-8", "replace"))
     if kind != b"*":
         return [line], end + 2
-    items, position = list[bytes](), end + 2
+    items: list[bytes] = []
+    position = end + 2
     for _ in range(_size(line)):
         end = received.find(b"\r\n", position)
         if end < 0:

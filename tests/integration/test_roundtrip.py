@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
@@ -104,6 +105,14 @@ def test_a_lost_connection_is_an_error_of_what_was_not_answered(own: Connection)
     assert all(isinstance(o, psycopg.OperationalError) for o in roundtrip.run(own, [asks("SELECT 1")]))
 
 
+@pytest.mark.parametrize("more", [0, 1], ids=["alone", "in a pipeline"])
+def test_more_than_the_socket_takes_at_once(own: Connection, more: int) -> None:
+    large = asks("SELECT length($1::text)", "x" * 30_000_000)
+    for _ in range(2):  # prepared, the second time
+        assert roundtrip.run(own, [large, *[asks("SELECT 7")] * more]) == [[(30_000_000,)], *[[(7,)]] * more]
+    assert roundtrip.one(own, asks("SELECT 8")) == [(8,)]
+
+
 def test_a_server_that_keeps_silent_is_not_waited_for_for_ever(own: Connection) -> None:
     own.patience = 0.3
     first, second = roundtrip.run(own, [asks("SELECT 1"), asks("SELECT 1 FROM pg_sleep(60)")])
@@ -116,13 +125,17 @@ def test_a_connection_that_was_interrupted_is_not_used_again(own: Connection) ->
     class Interrupted(BaseException):
         pass
 
-    def interrupt(self: Connection, *args: object) -> None:
+    def interrupt(number: int, frame: object) -> None:
         raise Interrupted
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Connection, "wait", interrupt)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
         with pytest.raises(Interrupted):
-            roundtrip.run(own, [asks("SELECT 1")])
+            roundtrip.run(own, [asks("SELECT pg_sleep(20)")])
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
     assert own.closed
 
 
