@@ -27,9 +27,9 @@ A queue is also reported as woken once when its subscription takes effect: what 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import md5
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from pgtruth_transport.errors import PgTruthError, SettingsError
 
@@ -58,8 +58,7 @@ class SignalError(PgTruthError):
     """A signal could not be sent in time. The rows are committed; polling and the sweep find them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Woken:
+class Woken(NamedTuple):
     """What a listener heard since it was last asked."""
 
     queues: frozenset[str] = frozenset()  # look for work here
@@ -120,6 +119,7 @@ def nothing_to_await() -> None:
     """The second half of :meth:`Signal.send` where the first has done it all."""
 
 
+@lru_cache(maxsize=1024)
 def wake_channel(schema: str, queue: str) -> str:
     """The channel of a queue: short and plain ASCII, however long the queue's name is."""
     name = queue.encode("utf-8", "surrogatepass")

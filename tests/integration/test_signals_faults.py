@@ -248,8 +248,10 @@ def test_an_answer_that_does_not_come_is_a_failure_in_time(redis_proxy: Proxy, o
     assert time.monotonic() - start < 0.5 + TOLERANCE
     redis_proxy.heal()
     _until_it_works(signal)
+    redis_proxy.hang()  # else the answer may be back before the cut
     answer = signal.send("q", "2")
     redis_proxy.cut()
+    redis_proxy.heal()
     signal.wake({"q": ["3"]})  # on another connection
     with pytest.raises(SignalError, match="was lost"):
         answer()
