@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
 from typing import Any
 
@@ -22,6 +23,10 @@ def send_webhook(self: Task, url: str, payload: dict[str, Any], timeout: float =
         headers={"Content-Type": "application/json", "Idempotency-Key": str(self.request.id)},
         method="POST",
     )
-    with urllib.request.urlopen(request, timeout=timeout) as answer:
-        status: int = answer.status
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            status: int = answer.status
+    except urllib.error.HTTPError as exc:
+        exc.close()  # the status is all that matters; the error would keep the line open
+        raise
     return status

@@ -169,8 +169,9 @@ def test_webhook_sends_json_with_the_job_id_as_key(recipient: tuple[str, type[_R
 def test_webhook_refused_is_an_error(recipient: tuple[str, type[_Recipient]]) -> None:
     url, handler = recipient
     handler.status = 503
-    with pytest.raises(HTTPError, match="503"):
+    with pytest.raises(HTTPError, match="503") as caught:
         _attempt(send_webhook, 0, url, {})
+    assert caught.value.fp.closed
 
 
 # troubles

@@ -256,10 +256,10 @@ def test_an_exporter_without_its_database_says_so_and_answers(database_url: str)
     try:
         address = f"http://127.0.0.1:{server.server_port}"
         assert scrape(f"{address}/metrics") == {"pgtruth_up": {(): 0.0}}
-        with pytest.raises(HTTPError, match="503"):
-            urllib.request.urlopen(f"{address}/health", timeout=10)
-        with pytest.raises(HTTPError, match="404"):
-            urllib.request.urlopen(f"{address}/elsewhere", timeout=10)
+        for path, status in (("health", "503"), ("elsewhere", "404")):
+            with pytest.raises(HTTPError, match=status) as refused:
+                urllib.request.urlopen(f"{address}/{path}", timeout=10)
+            refused.value.close()
     finally:
         server.shutdown()
         server.server_close()
