@@ -1,17 +1,17 @@
 -- Called by: lifecycle.claim and lifecycle.claim_now, once per turn of a worker's loop. queues[] and priorities[] are parallel, in search order.
 -- Locks: the claimed rows only, one by one (the LIMIT stops the nested loop), skipping what others hold.
--- Index: jobs_claim, one range per (queue, priority) bounded by run_at (no backlog, no far ETAs); jobs_pkey (|| '', see job_finish; on task, statistics of one task must not mislead).
+-- Index: jobs_claim, one range per (queue, priority) bounded by run_at (no backlog, no far ETAs); then ctid, which the lock holds still (an index loses to reading the whole of a table that seems small; who changed a row between snapshot and lock leaves it to the next claim). || '': see job_finish; on task, statistics of one task must not mislead.
 WITH asked AS MATERIALIZED (
     -- hides the parameters from the planner: where it sees them, a plan for them looks cheaper than one for all, and
     -- it plans at each claim, which takes longer than to run it
     SELECT %(queues)s::text[] AS queues, %(priorities)s::smallint[] AS priorities, %(early)s::text[] AS early,
         %(strangers)s::text[] AS strangers, %(count)s::bigint AS count, %(room)s::bigint AS room
 ), picked AS MATERIALIZED (
-    SELECT c.id, c.task = ANY(a.early) AS early
+    SELECT c.tid, c.task = ANY(a.early) AS early
     FROM asked a
     CROSS JOIN LATERAL unnest(a.queues, a.priorities) AS s(queue, priority)
     CROSS JOIN LATERAL (
-        SELECT j.id, j.task
+        SELECT j.ctid AS tid, j.task
         FROM {schema}.jobs j
         WHERE j.status = 'queued' AND j.queue = s.queue AND j.priority = s.priority
             AND j.run_at <= (SELECT clock_timestamp())
@@ -23,10 +23,10 @@ WITH asked AS MATERIALIZED (
     ) c
     LIMIT (SELECT count FROM asked)
 ), numbered AS MATERIALIZED (
-    SELECT id, early, row_number() OVER () AS n FROM picked
+    SELECT tid, early, row_number() OVER () AS n FROM picked
 ), startable AS (
     -- what may not run twice is claimed only where it can start at once, and nothing behind it before it
-    SELECT id FROM numbered
+    SELECT tid FROM numbered
     WHERE n <= (SELECT COALESCE(min(n) - 1, (SELECT count FROM asked)) FROM numbered
                 WHERE early AND n > (SELECT room FROM asked))
 ), claimed AS (
@@ -35,11 +35,11 @@ WITH asked AS MATERIALIZED (
         claimed_at = clock_timestamp(), updated_at = clock_timestamp(),
         lease_expires_at = clock_timestamp() + %(lease)s * interval '1 second',
         at_most_once = j.task = ANY(%(early)s::text[]),
-        max_retries = (SELECT l.n FROM unnest(%(limit_tasks)s::text[], %(limits)s::int[]) AS l(task, n)
-                       WHERE l.task = j.task),
+        max_retries = (%(limits)s::int[])[array_position(%(limit_tasks)s::text[], j.task)],
         celery_state = CASE WHEN j.task = ANY(%(started)s::text[]) THEN 'STARTED' ELSE j.celery_state END,
         meta = CASE WHEN j.task = ANY(%(started)s::text[]) THEN NULL ELSE j.meta END
-    WHERE j.id = ANY(ARRAY(SELECT id FROM startable)) AND j.status || '' = 'queued'
+    FROM startable s
+    WHERE j.ctid = s.tid AND j.status || '' = 'queued'
     RETURNING j.id, j.task, j.queue, j.priority, j.run_at, j.lease_version, j.retry_count, j.max_retries,
         j.at_most_once, j.claimed_at::text AS claimed_at, j.headers, j.properties, j.body
 )
